@@ -1,0 +1,141 @@
+"""The errors and warnings that Penstock raises, and nothing else.
+
+Every module may import this one; it imports none. Each error also inherits the built-in that people already catch,
+and says what was wanted, what came, where, and what to do.
+
+PenstockError (Exception)
+  SchemaError (ValueError)          a schema, a column or a value that does not fit
+    ColumnNotFound (KeyError)       a column that the dataset does not have; lists near matches
+    UnsupportedType (TypeError)     an Arrow type without a row in docs/types.md
+  CodecError (ValueError)           a codec that is not registered, or whose stored state is not understood
+  MetadataError (ValueError)        stored metadata that is damaged or asks for what is not allowed
+  DatasetNotFound (FileNotFoundError)
+  DatasetExists (FileExistsError)
+  BadFile (OSError)                 a file, row group or page that cannot be read; carries .path .row_group .column
+  DecodeError (ValueError)          a cell that cannot be decoded; carries .path .row_group .row .column
+  TransformError (RuntimeError)     the user's transform failed or broke its contract
+  PlanError (ValueError)            options that cannot be planned
+    BudgetError                     too few bytes of memory; carries .least
+  StateMismatch (ValueError)        a state that belongs to another dataset, selection or seed
+  LoaderClosed (RuntimeError)       a loader used after close() or in a forked child
+  WorkerDied (RuntimeError)         a process of the pool ended by itself
+  InternalError (RuntimeError)      a bug of ours; please report
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class PenstockError(Exception):
+    """Base of all errors raised by Penstock."""
+
+
+class SchemaError(PenstockError, ValueError):
+    """A schema, a column or a value does not fit."""
+
+
+class ColumnNotFound(SchemaError, KeyError):
+    """The dataset has no column of that name."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError would print the repr of the message
+
+
+class UnsupportedType(SchemaError, TypeError):
+    """An Arrow type that has no stated mapping; see docs/types.md."""
+
+
+class CodecError(PenstockError, ValueError):
+    """A codec is not registered, or its stored state is not understood."""
+
+
+class MetadataError(PenstockError, ValueError):
+    """Stored metadata is damaged or asks for something that is not allowed."""
+
+
+class DatasetNotFound(PenstockError, FileNotFoundError):
+    """Nothing to read at that place."""
+
+
+class DatasetExists(PenstockError, FileExistsError):
+    """A dataset is there already and overwriting was not asked for."""
+
+
+class BadFile(PenstockError, OSError):
+    """A file, row group or page cannot be read."""
+
+    def __init__(self, message: str, *, path: str, row_group: int | None = None, column: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.row_group = row_group
+        self.column = column
+
+
+class DecodeError(PenstockError, ValueError):
+    """A cell cannot be decoded."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        row_group: int | None = None,
+        row: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.row_group = row_group
+        self.row = row
+        self.column = column
+
+
+class TransformError(PenstockError, RuntimeError):
+    """The user's transform failed, or gave back something other than a batch of the same rows."""
+
+
+class PlanError(PenstockError, ValueError):
+    """Options that cannot be planned."""
+
+
+class BudgetError(PlanError):
+    """The memory budget cannot hold what the plan needs at once."""
+
+    def __init__(self, message: str, *, least: int) -> None:
+        super().__init__(message)
+        self.least = least
+
+
+class StateMismatch(PenstockError, ValueError):
+    """A state belongs to another dataset, selection, order or seed."""
+
+
+class LoaderClosed(PenstockError, RuntimeError):
+    """The loader was closed, or belongs to another process."""
+
+
+class WorkerDied(PenstockError, RuntimeError):
+    """A process of the pool ended by itself."""
+
+
+class InternalError(PenstockError, RuntimeError):
+    """A bug of Penstock itself; please report it."""
+
+
+class PenstockWarning(UserWarning):
+    """Something works, but not as well as it could; the message names the cure."""
+
+
+def close_names(name: str, names: Iterable[str]) -> str:
+    """Return the tail of an error about a missing name: near matches, else the first few names there are."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"did you mean {' or '.join(repr(n) for n in near)}?"
+    shown = ", ".join(names[:10]) + (f", ... ({len(names)} in all)" if len(names) > 10 else "")
+    return f"there are: {shown or 'none'}"

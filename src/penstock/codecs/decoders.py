@@ -1,0 +1,190 @@
+"""Image libraries: which are there, and one image to pixels and back with each.
+
+`pick` is the one place that chooses: simplejpeg for JPEG and imagecodecs for PNG (the fastest measured), then OpenCV,
+then Pillow, each imported when first wanted. All give the pixels of OpenCV's accurate decode: RGB, C-contiguous, grey
+as (H, W), no EXIF rotation. Columns and fields are not known here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+JPEG, PNG = "jpeg", "png"
+_ORDER = {JPEG: ("simplejpeg", "cv2", "PIL.Image"), PNG: ("imagecodecs", "cv2", "PIL.Image")}
+_OTHERS = ("cv2", "PIL.Image")
+_JPEG_MAGIC, _PNG_MAGIC = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+
+
+@cache
+def library(name: str) -> Any:
+    """Return the module of that name, None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def pick(image_format: str) -> list[str]:
+    """Return the installed libraries that read and write a format, best first."""
+    return [name for name in _ORDER.get(image_format, _OTHERS) if library(name) is not None]
+
+
+def image_format(name: str) -> str:
+    """Return "jpeg" or "png" for the usual spellings of those, else the name in lower case without its dot."""
+    plain = name.lower().lstrip(".")
+    return JPEG if plain in ("jpg", "jpeg", "jpe") else plain
+
+
+def decode_image(cell: bytes) -> NDArray[Any]:
+    """Return the pixels of any image that a library here can read; the file's own signature decides, not its name.
+
+    ValueError where the bytes are no image, are cut short, or have an alpha channel.
+    """
+    found = JPEG if cell[:3] == _JPEG_MAGIC else PNG if cell[:8] == _PNG_MAGIC else ""
+    reasons = []
+    for name in pick(found):
+        try:
+            pixels = _DECODERS[name](cell, found)
+        except _Damaged as exc:
+            raise ValueError(str(exc)) from exc
+        except Exception as exc:  # noqa: BLE001 - libraries raise what they like; the next one may know the format
+            reasons.append(f"{name}: {exc}")
+            continue
+        if pixels.ndim == 2 or pixels.shape[2] == 3:
+            return np.ascontiguousarray(pixels)
+        reasons.append(f"{name}: {pixels.shape[2]} channels in an image of {pixels.shape}; only grey and RGB are read")
+    raise ValueError(
+        f"not an image that can be read ({len(cell)} bytes, beginning {cell[:8]!r}): "
+        + ("; ".join(reasons) or "no library for it is installed; pip install 'penstock[opencv]'")
+    )
+
+
+def encode_image(pixels: NDArray[Any], image_codec: str, quality: int) -> bytes:
+    """Return the file bytes of grey (H, W) or RGB (H, W, 3) pixels; ValueError where no library can write them."""
+    kind = image_format(image_codec)
+    if kind == JPEG and pixels.dtype != np.uint8:
+        raise ValueError(f"JPEG holds 8 bits a channel, got {pixels.dtype}; use 'png' for uint16")
+    names = pick(kind)
+    if not names:
+        raise ImportError(f"no library here writes {image_codec!r} images: pip install 'penstock[opencv]'")
+    return _ENCODERS[names[0]](np.ascontiguousarray(pixels), kind, quality)
+
+
+class _Damaged(Exception):
+    """The file is of a known format and broken: another library would only make up the missing pixels."""
+
+
+def _decode_simplejpeg(cell: bytes, _found: str) -> NDArray[Any]:
+    simplejpeg = library("simplejpeg")
+    pixels: NDArray[Any]
+    colour = simplejpeg.decode_jpeg_header(cell)[2]
+    if colour not in ("Gray", "YCbCr", "RGB"):
+        raise ValueError(f"{colour} pixels")  # OpenCV knows how to print CMYK as RGB
+    try:
+        pixels = simplejpeg.decode_jpeg(cell, "GRAY" if colour == "Gray" else "RGB")
+    except ValueError as exc:
+        if "extraneous bytes" not in str(exc):
+            raise _Damaged(f"damaged JPEG: {exc}") from exc
+        # Padding before a marker, common in photographs of the web: OpenCV reads those without a word.
+        pixels = simplejpeg.decode_jpeg(cell, "GRAY" if colour == "Gray" else "RGB", strict=False)
+    return pixels[..., 0] if colour == "Gray" else pixels
+
+
+def _decode_imagecodecs(cell: bytes, _found: str) -> NDArray[Any]:
+    imagecodecs = library("imagecodecs")
+    try:
+        pixels: NDArray[Any] = imagecodecs.png_decode(cell)
+    except imagecodecs.PngError as exc:
+        raise _Damaged(f"damaged PNG: {exc}") from exc
+    return pixels
+
+
+def _decode_cv2(cell: bytes, found: str) -> NDArray[Any]:
+    cv2 = library("cv2")
+    _refuse_cut_jpeg(cell, found)
+    pixels: NDArray[Any] | None = None
+    if cell:
+        pixels = cv2.imdecode(np.frombuffer(cell, np.uint8), cv2.IMREAD_UNCHANGED)
+    if pixels is None:
+        raise ValueError("OpenCV cannot read it")
+    return pixels[..., ::-1] if pixels.ndim == 3 and pixels.shape[2] == 3 else pixels
+
+
+def _refuse_cut_jpeg(cell: bytes, found: str) -> None:
+    """OpenCV 4 fills what is missing with grey; inside a scan an end marker cannot occur by chance."""
+    if found == JPEG and cell.rfind(b"\xff\xd9") < cell.rfind(b"\xff\xda"):
+        raise _Damaged("damaged JPEG: cut short, no end-of-image marker")
+
+
+def _decode_pillow(cell: bytes, found: str) -> NDArray[Any]:
+    _refuse_cut_jpeg(cell, found)
+    with library("PIL.Image").open(BytesIO(cell)) as image:
+        if found == PNG and cell[24] == 16 and cell[25] != 0:
+            raise ValueError("Pillow drops half of 16-bit colour; pip install imagecodecs")
+        if image.mode in ("1", "P"):
+            image = image.convert(_plain_mode(image))
+        if image.mode not in ("L", "RGB", "RGBA", "LA", "I", "I;16", "I;16B"):
+            raise ValueError(f"{image.mode} pixels")
+        pixels = np.asarray(image)
+    return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels
+
+
+def _plain_mode(image: Any) -> str:
+    if image.mode == "1":
+        return "L"
+    return "RGBA" if "transparency" in image.info else "RGB"
+
+
+def _encode_simplejpeg(pixels: NDArray[Any], _kind: str, quality: int) -> bytes:
+    grey = pixels.ndim == 2
+    file: bytes = library("simplejpeg").encode_jpeg(
+        pixels[..., None] if grey else pixels,
+        quality=quality,
+        colorspace="GRAY" if grey else "RGB",
+        colorsubsampling="Gray" if grey else "420",
+        fastdct=False,
+    )
+    return file
+
+
+def _encode_imagecodecs(pixels: NDArray[Any], _kind: str, _quality: int) -> bytes:
+    return bytes(library("imagecodecs").png_encode(pixels))
+
+
+def _encode_cv2(pixels: NDArray[Any], kind: str, quality: int) -> bytes:
+    cv2 = library("cv2")
+    swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.ndim == 3 else pixels
+    done, file = cv2.imencode(f".{kind}", swapped, [int(cv2.IMWRITE_JPEG_QUALITY), quality])
+    if not done:
+        raise ValueError(f"OpenCV cannot write {pixels.dtype} pixels as {kind!r}")
+    return bytes(file.tobytes())
+
+
+def _encode_pillow(pixels: NDArray[Any], kind: str, quality: int) -> bytes:
+    if pixels.dtype != np.uint8 and pixels.ndim == 3:
+        raise ValueError(f"Pillow cannot write {pixels.dtype} colour; pip install imagecodecs")
+    file = BytesIO()
+    library("PIL.Image").fromarray(pixels).save(file, kind, quality=quality)
+    return file.getvalue()
+
+
+_DECODERS = {
+    "simplejpeg": _decode_simplejpeg,
+    "imagecodecs": _decode_imagecodecs,
+    "cv2": _decode_cv2,
+    "PIL.Image": _decode_pillow,
+}
+_ENCODERS = {
+    "simplejpeg": _encode_simplejpeg,
+    "imagecodecs": _encode_imagecodecs,
+    "cv2": _encode_cv2,
+    "PIL.Image": _encode_pillow,
+}

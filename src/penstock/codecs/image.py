@@ -1,0 +1,123 @@
+"""Images as PNG, JPEG or any other file that OpenCV writes, decoded straight into the batch.
+
+The column path calls the fastest library on each cell with the row of `out` as its target, and hands a cell that does
+not fit to the careful decoder in `decoders`, which says what is wrong. Which library that is, is decided there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from penstock.codecs import decoders
+from penstock.codecs.base import JSON, CellError, Cells, Codec, FieldLike, misfit, put
+from penstock.codecs.ndarray import check_array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class CompressedImageCodec(Codec):
+    """Store grey (H, W) or RGB (H, W, 3) pixels as an image file.
+
+    `quality` counts for JPEG only. uint16 pixels need PNG. Decoding looks at the file, not at `image_codec`.
+
+    >>> CompressedImageCodec("jpeg", 90)
+    CompressedImageCodec('jpeg', 90)
+    """
+
+    codec_id: ClassVar[str] = "compressed_image"
+
+    def __init__(self, image_codec: str = "png", quality: int = 80) -> None:
+        self._image_codec = f".{image_codec.lstrip('.')}"
+        self._quality = int(quality)
+
+    @property
+    def image_codec(self) -> str:
+        """Format that is written, as "png" or "jpeg"."""
+        return self._image_codec[1:]
+
+    def config(self) -> dict[str, JSON]:
+        """Return format and quality."""
+        return {"image_codec": self.image_codec, "quality": self._quality}
+
+    @classmethod
+    def from_config(cls, config: dict[str, JSON]) -> CompressedImageCodec:
+        """Rebuild a codec from what `config()` gave."""
+        return cls(**config)  # type: ignore[arg-type]
+
+    def encode(self, unischema_field: FieldLike, value: Any) -> bytes:
+        """Return the file; ValueError for other channel counts than grey and RGB."""
+        check_array(unischema_field, value)
+        if value.ndim != 2 and not (value.ndim == 3 and value.shape[2] == 3):
+            raise ValueError(
+                f"field {unischema_field.name!r}: images are (H, W) or (H, W, 3), got {value.shape}; "
+                "use NdarrayCodec for other shapes"
+            )
+        return decoders.encode_image(value, self.image_codec, self._quality)
+
+    def decode(self, unischema_field: FieldLike, value: Any) -> NDArray[Any]:  # noqa: ARG002 - Petastorm's signature
+        """Return the pixels of one file, C-contiguous, in RGB: the plain twin of the column path."""
+        return decoders.decode_image(bytes(value))
+
+    def decode_column(self, field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
+        """Decode every file into its row of `out`; other threads run meanwhile."""
+        kind = decoders.image_format(self.image_codec)
+        best = next(iter(decoders.pick(kind)), "")
+        images = out.ndim == 3 or (out.ndim == 4 and out.shape[3] == 3)
+        if best == "simplejpeg" and images and out.dtype == np.uint8:
+            _fill_jpeg(field, cells, out)
+        elif best == "imagecodecs" and images and out.dtype in (np.uint8, np.uint16):
+            _fill_png(field, cells, out)
+        else:
+            for i, p, a, b in cells.spans():
+                put(field, _careful(field, cells.parts[p][a:b], i), out, i)
+
+    def decode_list(self, field: FieldLike, cells: Cells) -> list[NDArray[Any] | None]:
+        """Return one array of pixels for each cell, None for nulls."""
+        values: list[NDArray[Any] | None] = [None] * len(cells)
+        for i, p, a, b in cells.spans():
+            values[i] = pixels = _careful(field, cells.parts[p][a:b], i)
+            wrong = misfit(field, pixels)
+            if wrong is not None:
+                raise CellError(i, wrong)
+        return values
+
+    def __repr__(self) -> str:
+        return f"CompressedImageCodec({self.image_codec!r}, {self._quality})"
+
+
+def _careful(field: FieldLike, cell: NDArray[np.uint8], index: int) -> NDArray[Any]:
+    try:
+        return decoders.decode_image(cell.tobytes())
+    except (ValueError, ImportError) as exc:
+        raise CellError(index, f"cannot decode a cell of field {field.name!r}: {exc}") from exc
+
+
+def _fill_png(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
+    """Decode PNG cells; the library itself refuses a file whose size, channels or depth are not those of the row."""
+    decode, parts = decoders.library("imagecodecs").png_decode, cells.views()
+    for i, p, a, b in cells.spans():
+        try:
+            decode(parts[p][a:b], out=out[i])
+        except Exception:  # noqa: BLE001 - PngError, ValueError: the careful decoder names the reason
+            put(field, _careful(field, cells.parts[p][a:b], i), out, i)
+
+
+def _fill_jpeg(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
+    """Decode JPEG cells; headers (2 us) come first, for the library would fill a row from a smaller or grey image."""
+    simplejpeg, parts = decoders.library("simplejpeg"), cells.views()
+    header, decode = simplejpeg.decode_jpeg_header, simplejpeg.decode_jpeg
+    size = out.shape[1:3]
+    space, colours = ("GRAY", ("Gray",)) if out.ndim == 3 else ("RGB", ("YCbCr", "RGB"))
+    for i, p, a, b in cells.spans():
+        cell = parts[p][a:b]
+        try:
+            height, width, colour, _ = header(cell)
+            if (height, width) == size and colour in colours:
+                decode(cell, space, False, False, 0, 0, 1.0, out[i])
+                continue
+        except ValueError:
+            pass  # the careful decoder names the reason, or knows another library
+        put(field, _careful(field, cells.parts[p][a:b], i), out, i)

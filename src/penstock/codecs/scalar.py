@@ -1,0 +1,240 @@
+"""Scalars: native Parquet columns, with the checks and the storage types that Petastorm's ScalarCodec has.
+
+Nothing is decoded here on the hot path: a native column is read as an array (see `codecs/arrow.py`). This codec says
+which Arrow type a field is stored as, converts single values, and remembers the type the user asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from penstock.codecs.base import JSON, Codec, FieldLike
+from penstock.codecs.sparktypes import SparkType, as_spark_type
+from penstock.errors import CodecError, UnsupportedType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Spark has no unsigned integers: Petastorm stores them one size up, and so do we (uint64, which has none, stays).
+_STORED_AS = {
+    "int8": "int8",
+    "uint8": "int16",
+    "int16": "int16",
+    "uint16": "int32",
+    "int32": "int32",
+    "uint32": "int64",
+    "int64": "int64",
+    "uint64": "uint64",
+    "float16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+    "bool": "bool",
+}
+_DECIMAL_DIGITS = (38, 18)  # what Spark infers for a Decimal of no stated type
+_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str"}
+
+
+def default_storage_type(numpy_dtype: Any, *, name: str) -> pa.DataType:
+    """Return the Arrow type that scalars of a NumPy dtype (class or instance), or Decimals, are stored as.
+
+    Text is a string, bytes are binary, dates are timestamps in their unit (microseconds where the dtype has none).
+    Anything else is refused with an error naming the field.
+    """
+    import pyarrow as pa
+
+    if numpy_dtype is Decimal:
+        return pa.decimal128(*_DECIMAL_DIGITS)
+    dtype = None if numpy_dtype is None else np.dtype(numpy_dtype)
+    if dtype is not None and dtype.name in _STORED_AS:
+        return pa.type_for_alias(_STORED_AS[dtype.name])
+    if dtype is not None and dtype.kind in "US":
+        return pa.string() if dtype.kind == "U" else pa.binary()
+    if dtype is not None and dtype.kind in "mM":
+        unit = np.datetime_data(dtype)[0]
+        unit = unit if unit in ("s", "ms", "us", "ns") else "us"
+        return pa.timestamp(unit) if dtype.kind == "M" else pa.duration(unit)
+    raise UnsupportedType(
+        f"field {name!r} of {numpy_dtype!r} has no native column type; give ScalarCodec an Arrow or Spark type"
+    )
+
+
+class ScalarCodec(Codec):
+    """Store a scalar in a native column.
+
+    `spark_type` may be a Spark type (instance or class), an Arrow type, a NumPy dtype, or None: then the field's own
+    dtype decides.
+
+    >>> ScalarCodec("int32")
+    ScalarCodec(int32)
+    """
+
+    codec_id: ClassVar[str] = "scalar"
+    stores_cells: ClassVar[bool] = False
+
+    def __init__(self, spark_type: Any = None) -> None:
+        self._type: SparkType | pa.DataType | np.dtype[Any] | None = _known_type(spark_type)
+
+    def config(self) -> dict[str, JSON]:
+        """Return the type as JSON; an empty dict where none was given."""
+        if self._type is None:
+            return {}
+        if isinstance(self._type, SparkType):
+            return {"spark": self._type.to_json()}
+        if isinstance(self._type, np.dtype):
+            return {"numpy": self._type.str}
+        return _arrow_to_json(self._type)
+
+    @classmethod
+    def from_config(cls, config: dict[str, JSON]) -> ScalarCodec:
+        """Rebuild a codec from what `config()` gave."""
+        if isinstance(spark := config.get("spark"), dict):
+            return cls(SparkType.from_json(spark))
+        if "numpy" in config:
+            return cls(np.dtype(str(config["numpy"])))
+        return cls(_arrow_from_json(config) if config else None)
+
+    def storage_type(self, field: FieldLike) -> pa.DataType:
+        """Return the Arrow type of the column: the one given, else the field's default."""
+        if isinstance(self._type, SparkType):
+            return self._type.to_arrow()
+        if self._type is None or isinstance(self._type, np.dtype):
+            return default_storage_type(field.numpy_dtype if self._type is None else self._type, name=field.name)
+        return self._type
+
+    def spark_dtype(self) -> Any:
+        """Return the Spark type (needs pyspark)."""
+        if isinstance(self._type, SparkType):
+            return self._type.to_pyspark()
+        if self._type is None:
+            raise CodecError("ScalarCodec() takes its type from the field; use Unischema.as_spark_schema()")
+        return spark_type_of(self._type).to_pyspark()
+
+    def encode(self, unischema_field: FieldLike, value: Any) -> Any:
+        """Return the value as a plain scalar of the column's type; dates, decimals and bytes pass as they are."""
+        if unischema_field.shape:
+            raise ValueError(
+                f"field {unischema_field.name!r} has shape {unischema_field.shape}; ScalarCodec needs shape ()"
+            )
+        if isinstance(value, np.ndarray):
+            value = value[()] if value.ndim == 0 else value
+        if isinstance(value, list | tuple | dict | set | np.ndarray):
+            raise TypeError(f"Expected a scalar for field {unischema_field.name!r}, got {type(value).__name__}")
+        return _plain(self._kind(unischema_field), unischema_field, value)
+
+    def decode(self, unischema_field: FieldLike, value: Any) -> Any:
+        """Return a stored value as the field's dtype."""
+        kind = unischema_field.numpy_dtype
+        if kind is None or (isinstance(kind, type) and isinstance(value, kind)):
+            return value
+        if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+            value = value.astimezone(datetime.UTC).replace(tzinfo=None)
+        if kind is np.str_ and isinstance(value, bytes):
+            value = value.decode()
+        return kind(value)
+
+    def _kind(self, field: FieldLike) -> str:
+        if isinstance(self._type, SparkType):
+            return self._type.kind
+        if self._type is None or isinstance(self._type, np.dtype):
+            return _numpy_kind(field.numpy_dtype if self._type is None else self._type)
+        return spark_type_of(self._type, strict=False).kind
+
+    def __repr__(self) -> str:
+        return f"ScalarCodec({'' if self._type is None else self._type})"
+
+
+def spark_type_of(kind: Any, *, strict: bool = True) -> SparkType:
+    """Return the Spark type of an Arrow type or NumPy dtype; where there is none, binary or (strict) an error."""
+    import pyarrow as pa
+
+    arrow = default_storage_type(kind, name="") if isinstance(kind, np.dtype) else kind
+    if pa.types.is_decimal(arrow):
+        return SparkType("DecimalType", arrow.precision, arrow.scale)
+    names = {
+        "int8": "Byte",
+        "int16": "Short",
+        "int32": "Integer",
+        "int64": "Long",
+        "float": "Float",
+        "double": "Double",
+    }
+    names |= {"bool": "Boolean", "string": "String", "large_string": "String", "binary": "Binary"}
+    names |= {"large_binary": "Binary", "date32[day]": "Date"}
+    if pa.types.is_timestamp(arrow):
+        return SparkType("TimestampNTZType" if arrow.tz is None else "TimestampType")
+    if str(arrow) not in names and strict:
+        raise CodecError(f"Spark has no type for {kind}; give ScalarCodec a Spark type")
+    return SparkType(names.get(str(arrow), "Binary") + "Type")
+
+
+def _known_type(value: Any) -> SparkType | pa.DataType | np.dtype[Any] | None:
+    import pyarrow as pa
+
+    spark = as_spark_type(value)
+    if value is None or value is Decimal or spark is not None:
+        return spark
+    if isinstance(value, pa.DataType):
+        return value
+    try:
+        return np.dtype(value)
+    except TypeError:
+        raise CodecError(
+            f"ScalarCodec takes a Spark type, an Arrow type, a NumPy dtype or nothing; got {value!r}"
+        ) from None
+
+
+def _numpy_kind(numpy_dtype: Any) -> str:
+    if numpy_dtype is None or numpy_dtype is Decimal:
+        return ""
+    return _KINDS.get(np.dtype(numpy_dtype).kind, "")
+
+
+def _plain(kind: str, field: FieldLike, value: Any) -> Any:
+    if kind == "int":
+        return _whole(field, value)
+    if kind == "float":
+        return float(value)
+    if kind == "bool":
+        return bool(value)
+    if kind == "str" and not isinstance(value, str):
+        raise ValueError(f"field {field.name!r} expects str, got {type(value).__name__}: {value!r:.50}")
+    return str(value) if kind == "str" else value
+
+
+def _whole(field: FieldLike, value: Any) -> int:
+    whole = int(value)
+    if isinstance(value, float | np.floating | Decimal) and whole != value:
+        raise ValueError(f"field {field.name!r} expects an integer, got {value!r}")
+    return whole
+
+
+def _arrow_to_json(kind: pa.DataType) -> dict[str, JSON]:
+    config: dict[str, JSON] = {"arrow": str(kind)}
+    try:
+        if _arrow_from_json(config) == kind:
+            return config
+    except (ValueError, KeyError):
+        pass  # a type whose text says too little: keep its IPC form beside it
+    import pyarrow as pa
+
+    ipc = pa.schema([pa.field("value", kind)]).serialize().to_pybytes()
+    return {**config, "ipc": base64.b64encode(ipc).decode()}
+
+
+def _arrow_from_json(config: dict[str, JSON]) -> pa.DataType:
+    import pyarrow as pa
+
+    text = str(config["arrow"])
+    if "ipc" in config:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(str(config["ipc"])))).field(0).type
+    if found := re.fullmatch(r"decimal128\((\d+), (-?\d+)\)", text):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if found := re.fullmatch(r"timestamp\[(\w+), tz=(.+)\]", text):
+        return pa.timestamp(found[1], tz=found[2])
+    return pa.type_for_alias(text)

@@ -1,0 +1,167 @@
+"""Between Arrow schemas and Unischemas: inference for plain Parquet, storage types for writing, structs by path.
+
+`dataset` infers a schema here where none is stored, and flattens every table it reads; `write` asks for the Arrow
+schema of what it stores. What a type becomes is decided in `codecs/arrow_kinds.py` and stated in docs/types.md; types
+without a row there are refused here, when a dataset is opened. Reads no files.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.codecs.arrow_kinds import Fixed, form_of, natural_kind, struct_fields
+from penstock.codecs.base import storage_type
+from penstock.codecs.scalar import default_storage_type
+from penstock.errors import SchemaError, UnsupportedType
+from penstock.schema.unischema import Unischema, UnischemaField
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TableOrSchema = TypeVar("_TableOrSchema", pa.Schema, pa.Table)
+
+_ITEMS: dict[Any, Any] = {str: np.str_, bytes: np.bytes_, Decimal: Decimal}
+
+
+def infer_unischema(schema: pa.Schema, name: str = "inferred_schema") -> Unischema:
+    """Return the schema of plain Parquet, field by field in stored order, structs flattened by path ("s.a").
+
+    Fields have no codec; their numpy_dtype and shape are those of docs/types.md: numbers by their NumPy class, free
+    dimensions as None, and numpy_dtype None for rows that are lists of lists, maps or dicts.
+
+    Raises:
+        UnsupportedType: A column has a type without a row in docs/types.md; the error names it and the cure.
+        SchemaError: Flattening gives two columns one name.
+    """
+    return Unischema(name, [_inferred(field) for field in flatten_structs(schema)])
+
+
+def _inferred(field: pa.Field) -> UnischemaField:
+    numpy_dtype, shape = _row_form(field.type, field.name)
+    return UnischemaField(field.name, numpy_dtype, shape, None, field.nullable)
+
+
+def _row_form(arrow_type: pa.DataType, name: str) -> tuple[Any, tuple[int | None, ...]]:
+    """Return what a field says of rows of this type: numpy_dtype and shape."""
+    kind = natural_kind(arrow_type, name)
+    if isinstance(kind, Fixed):
+        return kind.dtype.type, kind.shape
+    if not kind.as_list:
+        return _ITEMS.get(kind.item), ()
+    inner = natural_kind(_element(arrow_type), name)
+    if isinstance(inner, Fixed):
+        return inner.dtype.type, (None, *inner.shape)
+    size = arrow_type.list_size if form_of(arrow_type) == "fixed_list" else None
+    return None if inner.as_list else _ITEMS.get(inner.item), (size,)
+
+
+def _element(arrow_type: pa.DataType) -> pa.DataType:
+    """Return the type of one value in a row: of a list its values, through encodings and extensions."""
+    form = form_of(arrow_type)
+    if form == "extension":
+        return _element(arrow_type.storage_type)
+    if form in ("dictionary", "runs"):
+        return _element(arrow_type.value_type)
+    return pa.struct(list(_map_fields(arrow_type))) if form == "map" else arrow_type.value_type
+
+
+def _map_fields(arrow_type: pa.DataType) -> Iterator[pa.Field]:
+    yield pa.field("key", arrow_type.key_type, nullable=False)
+    yield pa.field("value", arrow_type.item_type)
+
+
+def flatten_structs(table_or_schema: _TableOrSchema) -> _TableOrSchema:
+    """Replace struct columns by their fields, named by path, as deep as structs stand in structs.
+
+    A null struct gives null leaves. Structs inside lists and maps stay. Costs nothing where there is no struct; no data
+    is copied but validity.
+
+    Raises:
+        SchemaError: Two columns get one name.
+        UnsupportedType: A struct has no fields.
+    """
+    if not any(_struct_in(kind) is not None for kind in _types(table_or_schema)):
+        return table_or_schema
+    if isinstance(table_or_schema, pa.Schema):
+        fields = [leaf for field in table_or_schema for leaf in _leaves(field)]
+        _check_names([field.name for field in fields])
+        return pa.schema(fields, metadata=table_or_schema.metadata)
+    return _flat_table(table_or_schema)
+
+
+def _types(table_or_schema: pa.Schema | pa.Table) -> list[pa.DataType]:
+    schema = table_or_schema if isinstance(table_or_schema, pa.Schema) else table_or_schema.schema
+    return schema.types  # type: ignore[no-any-return]
+
+
+def _struct_in(arrow_type: pa.DataType) -> pa.DataType | None:
+    """Return the struct that a column is, or stores as an extension; None for others."""
+    form = form_of(arrow_type)
+    if form == "extension":
+        return _struct_in(arrow_type.storage_type)
+    return arrow_type if form == "struct" else None
+
+
+def _leaves(field: pa.Field) -> Iterator[pa.Field]:
+    struct = _struct_in(field.type)
+    if struct is None:
+        yield field
+        return
+    if struct.num_fields == 0:
+        raise UnsupportedType(
+            f"column {field.name!r} is a struct without fields, which has no values; leave it out with columns=..."
+        )
+    for child in struct_fields(struct):
+        nullable = field.nullable or child.nullable
+        yield from _leaves(pa.field(f"{field.name}.{child.name}", child.type, nullable, child.metadata))
+
+
+def _check_names(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise SchemaError(
+            f"structs are read as columns named by path, and these names would stand for two columns: "
+            f"{', '.join(twice)}; rename one of them in the files, or leave it out with columns=..."
+        )
+
+
+def _flat_table(table: pa.Table) -> pa.Table:
+    schema = flatten_structs(table.schema)
+    columns = [leaf for column in table.columns for leaf in _leaf_columns(column)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _leaf_columns(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+    if _struct_in(column.type) is None:
+        yield column
+        return
+    while form_of(column.type) == "extension":
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    for child in column.flatten():
+        yield from _leaf_columns(child)
+
+
+def arrow_schema(unischema: Unischema) -> pa.Schema:
+    """Return the Arrow schema that rows of a Unischema are stored with, in the order of its fields.
+
+    A codec says its own storage type. Without one a scalar is stored as Petastorm would (unsigned integers one size up,
+    which Spark can read; see docs/types.md) and an array as lists: of fixed size where the shape says it. `nullable`
+    becomes the column's.
+
+    Raises:
+        UnsupportedType: A field without codec whose numpy_dtype has no column type.
+    """
+    return pa.schema([pa.field(f.name, _stored_type(f), nullable=f.nullable) for f in unischema.fields.values()])
+
+
+def _stored_type(field: UnischemaField) -> pa.DataType:
+    if field.codec is not None:
+        return storage_type(field.codec, field)
+    stored = default_storage_type(field.numpy_dtype, name=field.name)
+    for size in reversed(field.shape):
+        stored = pa.list_(stored) if size is None else pa.list_(stored, size)
+    return stored

@@ -1,0 +1,136 @@
+"""Deal a line of rows to ranks: contiguous parts of what is left of an epoch, chunks as stored or permuted.
+
+Takes the line and the intervals that are left; a rank's part is a list of stretches of chunks, found by bisection.
+Holds a few words for each stretch; shuffles nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.plan.base import EpochPlan, repeated
+from penstock.plan.cursor import Cursor
+from penstock.plan.line import Line, cut, lay
+from penstock.plan.visits import Visits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.plan.order import Order
+    from penstock.plan.share import Share
+
+
+class LinePlan(EpochPlan):
+    """One rank's part of an epoch whose items form a line; see `EpochPlan`.
+
+    What is left is laid end to end, n items, and the rank has places [offset, offset + num_items) of it.
+    n=10, W=4:   drop 0-2 2-4 4-6 6-8, the tail 8-10 stays in `left`    pad 0-3 3-6 6-9 9-12    uneven 0-3 3-6 6-8 8-10
+    """
+
+    def __init__(self, counts: NDArray[np.int64], *, order: Order, cursor: Cursor, share: Share) -> None:
+        super().__init__(counts, order=order, cursor=cursor, share=share)
+        left = np.array(cursor.left, dtype=np.int64).reshape(-1, 2)
+        self._left_first = left[:, 0]
+        self._left_borders = np.concatenate(([0], np.cumsum(left[:, 1] - left[:, 0])))
+        self._offset = int(part_offsets(share, self.num_left)[share.rank])
+
+    @property
+    def _num_real(self) -> int:
+        return max(0, min(self.num_items, self.num_left - self._offset))
+
+    @cached_property
+    def _line(self) -> Line:
+        return lay(self.counts, order=self.order, epoch=self.cursor.epoch)
+
+    @cached_property
+    def _padding(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        padding = self.positions(self._num_real, self.num_items)
+        return self._line.locate(repeated(self.total_rows, padding))
+
+    @cached_property
+    def _stretches(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Chunk, first row and item of each stretch of rows that follow each other, and the end of the items."""
+        first, last = self._on_line(np.array([self._offset]), np.array([self._offset + self._num_real]))
+        _, cell, begin, end = cut(self._line.borders, first, last)
+        pad_chunk, pad_row = self._padding
+        chunk = np.concatenate((self._line.chunks[cell], pad_chunk))
+        row = np.concatenate((begin - self._line.borders[cell], pad_row))
+        length = np.concatenate((end - begin, np.ones(len(pad_chunk), dtype=np.int64)))
+        return chunk, row, np.concatenate(([0], np.cumsum(length)))
+
+    def runs(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
+        """Return items lo..hi-1 as stretches (chunk, first row, end row), in order; a padding row is one."""
+        self._check(lo, hi)
+        chunk, row, end = self._between(lo, hi)
+        return list(zip(chunk.tolist(), row.tolist(), end.tolist(), strict=True))
+
+    def positions(self, lo: int, hi: int) -> NDArray[np.int64]:
+        """Return the index on the epoch's line; N+j for padding."""
+        self._check(lo, hi)
+        place = self._offset + np.arange(lo, hi, dtype=np.int64)
+        inside = place[place < self.num_left]
+        at = np.searchsorted(self._left_borders, inside, side="right") - 1
+        on_line = self._left_first[at] + inside - self._left_borders[at]
+        return np.concatenate((on_line, self.total_rows + place[len(inside) :] - self.num_left))
+
+    def _rows(self, lo: int, hi: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        chunk, row, end = self._between(lo, hi)
+        length = end - row
+        before = np.cumsum(length) - length
+        return np.repeat(chunk, length), np.arange(hi - lo, dtype=np.int64) + np.repeat(row - before, length)
+
+    def _between(self, lo: int, hi: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return chunk, first and end row of the stretches of items lo..hi-1."""
+        chunk, row, item = self._stretches
+        at = slice(int(np.searchsorted(item, lo, side="right")) - 1, int(np.searchsorted(item, hi, side="left")))
+        if lo == hi:
+            at = slice(0, 0)
+        first = np.maximum(item[at], lo)
+        last = np.minimum(item[1:][at], hi)
+        base = row[at] - item[at]
+        return chunk[at], base + first, base + last
+
+    def _visits(self) -> Visits:
+        chunk, _, item = self._stretches
+        opens = changes(chunk[:-1] != chunk[1:], len(chunk))
+        return Visits(chunk[opens], item[opens], np.concatenate((item[opens[1:]], item[-1:]))[: len(opens)])
+
+    def _after(self, steps: int) -> Cursor:
+        share, num_left = self.share, self.num_left
+        bounds = np.minimum(part_offsets(share, num_left), num_left)
+        kept = np.array([share.kept(num_left, rank) for rank in range(share.world)], dtype=np.int64)
+        first = np.append(bounds[:-1] + np.minimum(kept, steps * share.batch_size), bounds[-1])
+        first, last = self._on_line(first, np.append(bounds[1:], num_left))
+        return Cursor(self.cursor.epoch, left=as_left(first, last))
+
+    def _on_line(
+        self, first: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the intervals of the epoch's line for places [first, last) of what is left."""
+        _, cell, first, last = cut(self._left_borders, first, last)
+        shift = self._left_first[cell] - self._left_borders[cell]
+        return first + shift, last + shift
+
+
+def part_offsets(share: Share, num_left: int) -> NDArray[np.int64]:
+    """Return where the part of each rank begins, and where that of the last one ends (beyond n with padding)."""
+    even, rest = divmod(num_left, share.world)
+    rank = np.arange(share.world + 1, dtype=np.int64)
+    if share.remainder == "uneven":
+        return rank * even + np.minimum(rank, rest)
+    return rank * (even + (rest > 0 and share.remainder == "pad"))
+
+
+def changes(differs: NDArray[np.bool_], n: int) -> NDArray[np.int64]:
+    """Return where the runs of n things begin, given which neighbours differ."""
+    return np.flatnonzero(np.concatenate(([True], differs)))[:n]
+
+
+def as_left(first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    """Return rising intervals as pairs, those that touch made one."""
+    opens = changes(last[:-1] != first[1:], len(first))
+    closes = np.append(opens[1:], len(first))[: len(opens)] - 1
+    return tuple(zip(first[opens].tolist(), last[closes].tolist(), strict=True))

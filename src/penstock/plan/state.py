@@ -1,0 +1,104 @@
+"""Store the place of a run as small JSON, the same on every rank, and refuse what belongs to another run.
+
+`api` fills a State from the plan's cursor and the dataset's digests; loading gives back the order and the cursor. Holds
+counts of items of the global order, never data, ranks or options of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from penstock.errors import PlanError, StateMismatch
+from penstock.plan.cursor import Cursor
+from penstock.plan.order import Kind, Order
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that a run needs to go on exactly where it was."""
+
+    order: Order
+    """Kind, seed, lanes and block: these come from the state, never from the options of the run that resumes."""
+    cursor: Cursor
+    """What the consumer has received, in items of the global order."""
+    dataset: str
+    """Digest of relative paths, sizes and rows per chunk."""
+    rows: str
+    """Digest of the selection."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as a dict of JSON values."""
+        head = {"version": VERSION, "order": self.order.name, "dataset": self.dataset, "rows": self.rows}
+        head |= {"seed": self.order.seed, "epoch": self.cursor.epoch}
+        if self.cursor.left is not None:
+            return head | {"left": [list(interval) for interval in self.cursor.left]}
+        return head | {"position": self.cursor.position, "lanes": self.order.lanes, "block": self.order.block}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> State:
+        """Return the state that `to_json` gave; StateMismatch naming the entry that is missing or not understood."""
+        if not isinstance(value, Mapping):
+            raise StateMismatch(f"a state is the dict that state_dict() gave; got {type(value).__name__}")
+        if _entry(value, "version", int) != VERSION:
+            raise StateMismatch(f"state has version {value['version']}, this Penstock knows {VERSION}; update Penstock")
+        kind = _kind(_entry(value, "order", str))
+        try:
+            order, cursor = _place(value, kind)
+        except PlanError as error:
+            raise StateMismatch(f"damaged state: {error}") from error
+        return cls(order, cursor, _entry(value, "dataset", str), _entry(value, "rows", str))
+
+
+def check(state: State, *, dataset: str, rows: str, seed: int, kind: Kind) -> None:
+    """Raise StateMismatch saying which part differs, unless the state belongs to this dataset, selection and order."""
+    if state.dataset != dataset:
+        raise _differs("dataset", state.dataset, dataset, "files, their sizes or rows per row group are not the same")
+    if state.rows != rows:
+        raise _differs(
+            "rows", state.rows, rows, "other rows are selected; open with the filters of the interrupted run"
+        )
+    if state.order.kind != kind:
+        raise _differs("order", state.order.kind, kind, f"pass {SHUFFLE_OF[state.order.kind]}")
+    if state.order.seed != seed:
+        raise _differs("seed", state.order.seed, seed, f"pass seed={state.order.seed} to go on")
+
+
+SHUFFLE_OF = {"natural": "shuffle=False", "groups": 'shuffle="groups"', "lanes": "shuffle=True"}
+
+
+def _differs(part: str, theirs: object, ours: object, hint: str) -> StateMismatch:
+    return StateMismatch(f"cannot resume: {part} of the state is {theirs!r}, of this loader {ours!r}; {hint}")
+
+
+def _entry(value: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return an entry of the given type; bool is no int."""
+    found = value.get(name)
+    if not isinstance(found, kind) or isinstance(found, bool):
+        raise StateMismatch(f"damaged state: entry {name!r} must be {kind.__name__}, got {found!r}")
+    return found
+
+
+def _kind(name: str) -> Kind:
+    kinds = {f"{kind}-1": kind for kind in get_args(Kind)}
+    if name not in kinds:
+        raise StateMismatch(f"state has order {name!r}, this Penstock knows {', '.join(kinds)}; update Penstock")
+    return cast("Kind", kinds[name])
+
+
+def _place(value: Mapping[str, Any], kind: Kind) -> tuple[Order, Cursor]:
+    seed, epoch = _entry(value, "seed", int), _entry(value, "epoch", int)
+    if kind != "lanes":
+        return Order(kind, seed), Cursor(epoch, left=_left(_entry(value, "left", list)))
+    order = Order(kind, seed, _entry(value, "lanes", int), _entry(value, "block", int))
+    return order, Cursor(epoch, position=_entry(value, "position", int))
+
+
+def _left(left: list[Any]) -> tuple[tuple[int, int], ...]:
+    for pair in left:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(type(bound) is int for bound in pair)):
+            raise StateMismatch(f"damaged state: 'left' must hold pairs of numbers, got {pair!r}")
+    return tuple((first, last) for first, last in left)

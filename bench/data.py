@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import io
+import itertools
 import math
 import os
 import shutil
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock import Unischema
+    from penstock.schema.unischema import Unischema
 
     Cells = Sequence[bytes] | NDArray[Any]
     Fill = Callable[["Column", NDArray[np.int64]], Cells]
@@ -268,8 +269,8 @@ DATASETS = (
 
 def unischema(dataset: Dataset) -> Unischema:
     """Return the schema that goes into every footer: Petastorm's codecs, nothing nullable."""
-    from penstock import Unischema, UnischemaField
     from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
+    from penstock.schema.unischema import Unischema, UnischemaField
 
     codecs = {
         "scalar": ScalarCodec,
@@ -296,9 +297,8 @@ def _arrow_schema(dataset: Dataset) -> pa.Schema:
 def _file_bounds(dataset: Dataset) -> list[tuple[int, int]]:
     groups = math.ceil(dataset.rows / dataset.group_rows)
     cuts = [groups * i // dataset.files * dataset.group_rows for i in range(dataset.files + 1)]
-    return [
-        (lo, min(hi, dataset.rows)) for lo, hi in zip(cuts[:-1], cuts[1:], strict=True) if lo < min(hi, dataset.rows)
-    ]
+    bounds = [(lo, min(hi, dataset.rows)) for lo, hi in itertools.pairwise(cuts)]
+    return [(lo, hi) for lo, hi in bounds if lo < hi]
 
 
 def _row_group(dataset: Dataset, schema: pa.Schema, lo: int, hi: int) -> pa.Table:

@@ -1,0 +1,248 @@
+"""Filesystems for tests: one that records what is read, one that takes its time, as an object store does.
+
+Both stand before any `pyarrow.fs` filesystem (the local one by default) and go to `penstock.open(..., filesystem=fs)`.
+They change no byte. The handlers may be used from many threads at once; pyarrow calls them with the GIL held, so that
+their cost counts in benchmarks only where a delay is asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow.fs import FileSelector, FileSystemHandler, LocalFileSystem, PyFileSystem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
+
+
+@dataclass(slots=True)
+class Reads:
+    """What was read through a recording filesystem; safe to look at while it is in use."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _opened: list[str] = field(default_factory=list)
+    _ranges: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add_open(self, path: str) -> None:
+        """Note that a file was opened for reading."""
+        with self._lock:
+            self._opened.append(path)
+
+    def add_range(self, path: str, start: int, stop: int) -> None:
+        """Note that bytes `start` to `stop - 1` of a file were read; nothing where there are none."""
+        if stop > start:
+            with self._lock:
+                self._ranges[path].append((start, stop))
+
+    @property
+    def opened(self) -> list[str]:
+        """Paths opened for reading, in order, once for each opening."""
+        with self._lock:
+            return list(self._opened)
+
+    @property
+    def paths(self) -> set[str]:
+        """Files of which at least one byte was read."""
+        with self._lock:
+            return {path for path, ranges in self._ranges.items() if ranges}
+
+    def ranges(self, path: str) -> list[tuple[int, int]]:
+        """Return the (start, stop) byte ranges read of a file, in the order of reading, repeats included."""
+        with self._lock:
+            return list(self._ranges.get(path, ()))
+
+    def touched(self, path: str, start: int, stop: int) -> bool:
+        """Tell whether any byte from `start` to `stop - 1` of a file was read."""
+        return any(first < stop and start < last for first, last in self.ranges(path))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes read, those read twice counted twice."""
+        with self._lock:
+            return sum(stop - start for ranges in self._ranges.values() for start, stop in ranges)
+
+    @property
+    def num_reads(self) -> int:
+        """Number of reads: round trips, had it been a store."""
+        with self._lock:
+            return sum(map(len, self._ranges.values()))
+
+    def clear(self) -> None:
+        """Forget everything recorded so far, for example after opening."""
+        with self._lock:
+            self._opened.clear()
+            self._ranges.clear()
+
+
+class _Passing(FileSystemHandler):  # type: ignore[misc] # pyarrow ships no types
+    """Hands everything on to another filesystem; reads pass through `before` (open) and `around` (byte ranges)."""
+
+    def __init__(self, base: FileSystem) -> None:
+        self.base = base
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def get_type_name(self) -> str:
+        return f"{type(self).__name__.strip('_').lower()}+{self.base.type_name}"
+
+    def normalize_path(self, path: str) -> str:
+        return str(self.base.normalize_path(path))
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        return self.base.get_file_info(paths)
+
+    def get_file_info_selector(self, selector: Any) -> Any:
+        plain = FileSelector(selector.base_dir, allow_not_found=selector.allow_not_found, recursive=selector.recursive)
+        return self.base.get_file_info(plain)
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self.base.create_dir(path, recursive=recursive)
+
+    def delete_dir(self, path: str) -> None:
+        self.base.delete_dir(path)
+
+    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
+        self.base.delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
+
+    def delete_root_dir_contents(self) -> None:
+        self.base.delete_dir_contents("/", accept_root_dir=True)
+
+    def delete_file(self, path: str) -> None:
+        self.base.delete_file(path)
+
+    def move(self, src: str, dest: str) -> None:
+        self.base.move(src, dest)
+
+    def copy_file(self, src: str, dest: str) -> None:
+        self.base.copy_file(src, dest)
+
+    def open_input_stream(self, path: str) -> Any:
+        return self.open_input_file(path)
+
+    def open_input_file(self, path: str) -> Any:
+        self.before_open(path)
+        return pa.PythonFile(_WatchedFile(self.base.open_input_file(path), path, self.before_read), mode="r")
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        return self.base.open_output_stream(path, metadata=metadata)
+
+    def open_append_stream(self, path: str, metadata: Any) -> Any:
+        return self.base.open_append_stream(path, metadata=metadata)
+
+    def before_open(self, path: str) -> None:
+        """Called when a file is opened for reading."""
+
+    def before_read(self, path: str, start: int, stop: int) -> None:
+        """Called before bytes are read; `stop` is at most the file's size."""
+
+
+class _WatchedFile(io.RawIOBase):
+    """A file whose reads are announced; pyarrow seeks and reads under a lock of its own."""
+
+    def __init__(self, file: Any, path: str, before_read: Callable[[str, int, int], None]) -> None:
+        super().__init__()
+        self._file, self._path, self._before_read = file, path, before_read
+        self._size = int(file.size())
+
+    def read(self, size: int | None = -1) -> bytes:
+        start = self.tell()
+        stop = self._size if size is None or size < 0 else min(start + size, self._size)
+        self._before_read(self._path, start, stop)
+        return bytes(self._file.read(max(stop - start, 0)))
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        return int(self._file.seek(position, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def size(self) -> int:
+        return self._size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class _Recording(_Passing):
+    def __init__(self, base: FileSystem, reads: Reads) -> None:
+        super().__init__(base)
+        self.reads = reads
+
+    def before_open(self, path: str) -> None:
+        self.reads.add_open(path)
+
+    def before_read(self, path: str, start: int, stop: int) -> None:
+        self.reads.add_range(path, start, stop)
+
+
+class _Delaying(_Passing):
+    def __init__(self, base: FileSystem, latency_s: float, bytes_per_s: float | None) -> None:
+        super().__init__(base)
+        self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
+
+    def before_open(self, path: str) -> None:  # noqa: ARG002 - one signature for all handlers
+        time.sleep(self.latency_s)
+
+    def before_read(self, path: str, start: int, stop: int) -> None:  # noqa: ARG002
+        time.sleep(self.latency_s + ((stop - start) / self.bytes_per_s if self.bytes_per_s else 0.0))
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        time.sleep(self.latency_s)
+        return super().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: Any) -> Any:
+        time.sleep(self.latency_s)
+        return super().get_file_info_selector(selector)
+
+
+class RecordingFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no types
+    """A filesystem that notes which files are opened and which byte ranges are read.
+
+    >>> fs = RecordingFileSystem()
+    >>> ds = penstock.open("/data/digits", filesystem=fs)
+    >>> fs.reads.clear()                                    # forget the footers
+    >>> ds[0]
+    >>> fs.reads.num_bytes, fs.reads.ranges("/data/digits/part-000000.parquet")
+    """
+
+    reads: Reads
+    """What was read so far."""
+
+    def __init__(self, base: FileSystem | None = None) -> None:
+        self.reads = Reads()
+        super().__init__(_Recording(base or LocalFileSystem(), self.reads))
+
+
+class DelayingFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no types
+    """A filesystem on which every opening, read and listing first takes `latency_s`; threads wait side by side.
+
+    `latency_s=0.03` is one round trip to an object store; `bytes_per_s` bounds each read's own rate as well.
+    """
+
+    def __init__(self, base: FileSystem | None = None, *, latency_s: float, bytes_per_s: float | None = None) -> None:
+        super().__init__(_Delaying(base or LocalFileSystem(), latency_s, bytes_per_s))

@@ -107,7 +107,7 @@ def as_spark_type(value: Any) -> SparkType | None:
     if isinstance(value, SparkType):
         return value
     cls = value if isinstance(value, type) else type(value)
-    if cls.__name__ not in SPARK_TYPE_NAMES:
+    if cls.__name__ not in SPARK_TYPE_NAMES or cls.__module__.startswith("pyarrow"):  # pyarrow has a TimestampType too
         return None
     if cls.__name__ == "DecimalType":
         return SparkType("DecimalType", int(getattr(value, "precision", 10)), int(getattr(value, "scale", 0)))

@@ -1,0 +1,285 @@
+"""`Unischema` and `UnischemaField`: what the columns of a dataset hold, and rows of them.
+
+The schema of both faces: it comes from the user or from stored metadata (`schema/stored.py`), and tells readers and
+writers dtype, shape, codec and nullability of each column. It reads no file. Arrow's side is in `schema/arrow.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import OrderedDict, namedtuple
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.codecs import DataframeColumnCodec, ScalarCodec
+from penstock.codecs.scalar import spark_type_of
+from penstock.errors import ColumnNotFound, SchemaError, UnsupportedType, close_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_UNISCHEMA_FIELD_ORDER = "preserve_input_order"  # Petastorm's switch; "alphabetical" sorts, as its old versions did
+
+
+class _FieldTuple(NamedTuple):
+    name: str
+    numpy_dtype: Any
+    shape: tuple[int | None, ...]
+    codec: DataframeColumnCodec | None
+    nullable: bool
+
+
+class UnischemaField(_FieldTuple):
+    """One column: name, dtype, shape, codec and whether it may be null.
+
+    `numpy_dtype` is kept as a NumPy scalar class, `decimal.Decimal`, or None (values pass unchecked); dtypes, their
+    names and Python's own types are turned into that. `shape` is `()` for scalars, with None for free dimensions. Two fields
+    are equal where all but their codecs are.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        name: str,
+        numpy_dtype: Any,
+        shape: tuple[int | None, ...],
+        codec: DataframeColumnCodec | None = None,
+        nullable: bool = False,
+    ) -> UnischemaField:
+        """Check and normalise the five parts; SchemaError names the field."""
+        if not isinstance(name, str) or not name:
+            raise SchemaError(f"a field's name must be a non-empty str, got {name!r}")
+        return super().__new__(cls, name, scalar_class(name, numpy_dtype), _shape(name, shape), codec, bool(nullable))
+
+    def _facts(self) -> tuple[Any, ...]:
+        return (self.name, self.numpy_dtype, self.shape, self.nullable)
+
+    def __eq__(self, other: object) -> bool:
+        return self._facts() == other._facts() if isinstance(other, UnischemaField) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # tuple has its own
+
+    def __hash__(self) -> int:
+        return hash(self._facts())
+
+    def __repr__(self) -> str:
+        parts = [repr(self.name), _dtype_text(self.numpy_dtype), repr(self.shape)]
+        parts += [] if self.codec is None else [str(self.codec)]
+        return f"UnischemaField({', '.join(parts)}{', nullable=True' if self.nullable else ''})"
+
+
+class Unischema:
+    """The columns of a dataset, in order.
+
+    Each field is also an attribute of the schema (`schema.image`), unless that name is taken by a method, which is
+    warned of. Only Petastorm's own public names are methods here, so that fields keep theirs.
+    """
+
+    def __init__(self, name: str, fields: Iterable[UnischemaField]) -> None:
+        listed = [f if isinstance(f, UnischemaField) else UnischemaField(*f) for f in fields]
+        if _UNISCHEMA_FIELD_ORDER == "alphabetical":
+            listed.sort(key=lambda f: f.name)
+        self._name = name
+        self._fields: OrderedDict[str, UnischemaField] = OrderedDict((f.name, f) for f in listed)
+        if len(self._fields) != len(listed):
+            twice = sorted({f.name for f in listed if sum(g.name == f.name for g in listed) > 1})
+            raise SchemaError(f"schema {name!r} has fields of the same name: {', '.join(twice)}")
+        for field in listed:
+            self._add_attribute(field)
+
+    def _add_attribute(self, field: UnischemaField) -> None:
+        if hasattr(self, field.name):
+            warnings.warn(
+                f"field {field.name!r} cannot be an attribute of schema {self._name!r}, which has one of that name; "
+                f"use schema.fields[{field.name!r}]",
+                UserWarning,
+                stacklevel=4,
+            )
+        else:
+            setattr(self, field.name, field)
+
+    @property
+    def fields(self) -> OrderedDict[str, UnischemaField]:
+        """All fields by name, in order."""
+        return self._fields
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also keeps copying and unpickling from recursing
+            raise AttributeError(name)
+        raise AttributeError(f"schema {self._name!r} has no field {name!r}; {close_names(name, self._fields)}")
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Unischema) and self._name == other._name
+        return same and list(self._fields.values()) == list(other._fields.values())  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self._name, *self._fields.values()))
+
+    def __repr__(self) -> str:
+        return f"Unischema({self._name!r}, [{''.join(f'{chr(10)}    {f!r},' for f in self._fields.values())}\n])"
+
+    def create_schema_view(self, fields: Iterable[UnischemaField | str]) -> Unischema:
+        """Return a schema of some of the fields: those given as fields in their order, then those that patterns match.
+
+        Fields are taken by name, as this schema has them; strings are regular expressions over whole names, and their
+        matches come in schema order. Nothing matched gives an empty view.
+        """
+        wanted = [fields] if isinstance(fields, str) else list(fields)
+        if odd := [f for f in wanted if not isinstance(f, tuple | str)]:
+            raise SchemaError(
+                f"a view's elements must be either a string (regular expression) or a UnischemaField, got {odd[0]!r}"
+            )
+        names = [self._own(f).name for f in wanted if isinstance(f, tuple)]
+        names += [f.name for f in match_unischema_fields(self, [f for f in wanted if isinstance(f, str)])]
+        return Unischema(f"{self._name}_view", [self._fields[n] for n in dict.fromkeys(names)])
+
+    def _own(self, field: Any) -> UnischemaField:
+        if field[0] not in self._fields:
+            raise ColumnNotFound(
+                f"field {field[0]!r} does not belong to the schema {self._name!r}; "
+                f"{close_names(str(field[0]), self._fields)}"
+            )
+        return self._fields[field[0]]
+
+    def make_namedtuple(self, **kargs: Any) -> Any:
+        """Return one row as a named tuple of this schema's fields; TypeError where names are missing or too many."""
+        return _row_type(self._name, tuple(self._fields))(**kargs)
+
+    def make_namedtuple_tf(self, *args: Any, **kargs: Any) -> Any:
+        """Return one row as a named tuple, by position or by name."""
+        return _row_type(self._name, tuple(self._fields))(*args, **kargs)
+
+    def as_spark_schema(self) -> Any:
+        """Return the Spark `StructType` that rows of this schema are written with (needs pyspark)."""
+        kinds = [(f.name, _spark_type(f), f.nullable) for f in self._fields.values()]
+        from pyspark.sql.types import StructField, StructType
+
+        return StructType([StructField(*kind) for kind in kinds])
+
+    @classmethod
+    def from_arrow_schema(cls, parquet_dataset: Any, omit_unsupported_fields: bool = True) -> Unischema:  # noqa: ARG003
+        """Infer a schema named `inferred_schema` from an Arrow schema, or from an object that has one as `.schema`.
+
+        No type is left out silently: `omit_unsupported_fields` is Petastorm's and without effect.
+        """
+        from penstock.schema.arrow import infer_unischema
+
+        schema = getattr(parquet_dataset, "schema", parquet_dataset)
+        return infer_unischema(schema.to_arrow_schema() if hasattr(schema, "to_arrow_schema") else schema)
+
+
+def scalar_class(name: str, numpy_dtype: Any) -> Any:
+    """Return a dtype as a field keeps it: a NumPy scalar class, Decimal or None; SchemaError names the field."""
+    if numpy_dtype is None or numpy_dtype is Decimal:
+        return numpy_dtype
+    try:
+        dtype = np.dtype(numpy_dtype)
+    except TypeError:
+        raise SchemaError(f"field {name!r} needs a NumPy dtype, decimal.Decimal or None, got {numpy_dtype!r}") from None
+    if dtype.kind in "iufc":  # longlong and long are one type under two names
+        return np.dtype(f"{dtype.kind}{dtype.itemsize}").type
+    return dtype.type
+
+
+def match_unischema_fields(schema: Unischema, field_regex: Iterable[str] | None) -> list[UnischemaField]:
+    """Return the fields whose whole name matches any of the patterns, in schema order; none for no patterns.
+
+    Warns where matching only the beginnings of names, as Petastorm before 0.8 did, would have found others.
+    """
+    patterns = [re.compile(p) for p in field_regex or []]
+    full = [f for f in schema.fields.values() if any(p.fullmatch(f.name) for p in patterns)]
+    begin = [f for f in schema.fields.values() if any(p.match(f.name) for p in patterns)]
+    if len(full) != len(begin):
+        warnings.warn(
+            "schema_fields behavior has changed: a pattern must match the whole name. "
+            f"Found: {sorted(f.name for f in full)}; by their beginnings: {sorted(f.name for f in begin)}",
+            UserWarning,
+            stacklevel=2,
+        )
+    return full
+
+
+def insert_explicit_nulls(unischema: Unischema, row_dict: dict[str, Any]) -> None:
+    """Add None for every nullable field that the row lacks, in place; SchemaError where a field may not be null."""
+    for name, field in unischema.fields.items():
+        if name not in row_dict:
+            if not field.nullable:
+                raise SchemaError(f"field {name!r} is not nullable and missing in the row")
+            row_dict[name] = None
+
+
+def encode_row(schema: Unischema, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as storable cells, in schema order; the given row is not changed.
+
+    Missing nullable fields become None. SchemaError for names the schema lacks, for missing fields and for None where a
+    field may not be null; what a codec raises comes through.
+    """
+    full = dict(row)
+    insert_explicit_nulls(schema, full)
+    if extra := full.keys() - schema.fields.keys():
+        first = sorted(extra)[0]
+        raise SchemaError(
+            f"the row has fields that the schema lacks: {sorted(extra)}; {close_names(first, schema.fields)}"
+        )
+    return {name: _encode(field, full[name]) for name, field in schema.fields.items()}
+
+
+def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
+    """Return a row as a `pyspark.Row` of encoded cells in schema order (needs pyspark); see `encode_row`."""
+    if not isinstance(unischema, Unischema):
+        raise AssertionError(f"the first argument must be a Unischema, got {type(unischema).__name__}")  # noqa: TRY004
+    cells = encode_row(unischema, row_dict)
+    from pyspark import Row
+
+    return Row(*cells)(*[bytearray(c) if isinstance(c, bytes) else c for c in cells.values()])
+
+
+def _encode(field: UnischemaField, value: Any) -> Any:
+    if value is None:
+        if not field.nullable:
+            raise SchemaError(f"field {field.name!r} is not nullable, got None")
+        return None
+    if field.codec is not None:
+        return field.codec.encode(field, value)
+    keep = not isinstance(value, np.generic) or isinstance(value, np.datetime64 | np.timedelta64)
+    return value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
+
+
+def _shape(name: str, shape: Any) -> tuple[int | None, ...]:
+    if not isinstance(shape, tuple | list):
+        raise SchemaError(f"field {name!r} needs a tuple as its shape, () for a scalar; got {shape!r}")
+    if any(n is not None and (not isinstance(n, int | np.integer) or n < 0) for n in shape):
+        raise SchemaError(f"field {name!r}: sizes are whole numbers, or None for a free dimension; got {tuple(shape)}")
+    return tuple(None if n is None else int(n) for n in shape)
+
+
+def _dtype_text(numpy_dtype: Any) -> str:
+    if numpy_dtype is None or numpy_dtype is Decimal:
+        return "None" if numpy_dtype is None else "Decimal"
+    return "np.bool_" if numpy_dtype is np.bool_ else f"np.{numpy_dtype.__name__}"  # NumPy 2 calls it bool
+
+
+@lru_cache(maxsize=1024)
+def _row_type(schema_name: str, names: tuple[str, ...]) -> Any:
+    """Return the row class, the same for equal schemas so that rows of both compare and pickle alike."""
+    return namedtuple(f"{schema_name}_view", names)
+
+
+def _spark_type(field: UnischemaField) -> Any:
+    codec = field.codec
+    if codec is not None and not (isinstance(codec, ScalarCodec) and not codec.config()):
+        return codec.spark_dtype()
+    if field.shape or field.numpy_dtype is None:
+        raise SchemaError(f"field {field.name!r} of shape {field.shape} needs a codec to be written by Spark")
+    if field.numpy_dtype is np.bytes_:
+        return spark_type_of(np.dtype(np.str_)).to_pyspark()  # as Petastorm has it
+    try:
+        return spark_type_of(ScalarCodec().storage_type(field)).to_pyspark()
+    except UnsupportedType as exc:
+        raise SchemaError(f"field {field.name!r} needs a codec to be written by Spark: {exc}") from exc

@@ -1,0 +1,95 @@
+"""Compare the schemas of files: do they hold the same columns of the same types?
+
+`parquet` compares every file with the first one, and only those that differ come here. Types that hold the same
+values in another dress (string and large_string, a dictionary, a column that is null throughout, differently named
+list elements) agree; `read` casts them to the first file's type. Order and nullability may differ. Reads nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.errors import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def check_agreement(base: pa.Schema, other: pa.Schema, *, paths: tuple[str, str], wanted: Iterable[str] | None) -> None:
+    """Check that the columns `wanted` (None: all) of two flattened schemas agree.
+
+    Raises:
+        SchemaError: a column is missing on either side or has another type; names the file, the column, both types.
+    """
+    here, there = _types(base), _types(other)
+    names = list(here | there) if wanted is None else [name for name in wanted if name in here]
+    for name in names:
+        ours, theirs = here.get(name), there.get(name)
+        if ours is None or theirs is None or not same_values(ours, theirs):
+            raise SchemaError(_disagreement(name, (ours, theirs), paths))
+
+
+def _types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def _disagreement(name: str, types: tuple[pa.DataType | None, pa.DataType | None], paths: tuple[str, str]) -> str:
+    here, there = (f"has type {type_}" if type_ is not None else "is missing" for type_ in types)
+    return (
+        f"the files disagree: column {name!r} {there} in {paths[1]} but {here} in {paths[0]}; "
+        f"write one of them again, or open with columns= that leave {name!r} out"
+    )
+
+
+def same_values(a: pa.DataType, b: pa.DataType) -> bool:
+    """Tell whether two types hold the same kind of values, so that one may be cast to the other."""
+    if a == b or pa.types.is_null(b) or pa.types.is_null(a):
+        return True
+    if pa.types.is_dictionary(a) or pa.types.is_dictionary(b):
+        return same_values(_decoded(a), _decoded(b))
+    if _is_list(a) and _is_list(b):
+        return same_values(a.value_type, b.value_type)
+    if pa.types.is_map(a) and pa.types.is_map(b):
+        return same_values(a.key_type, b.key_type) and same_values(a.item_type, b.item_type)
+    if pa.types.is_struct(a) and pa.types.is_struct(b):
+        return _same_fields(a, b)
+    return any(kind(a) and kind(b) for kind in (_is_text, _is_binary))
+
+
+def _decoded(a: pa.DataType) -> pa.DataType:
+    return a.value_type if pa.types.is_dictionary(a) else a
+
+
+def _is_list(a: pa.DataType) -> bool:
+    return bool(pa.types.is_list(a) or pa.types.is_large_list(a))
+
+
+def _is_text(a: pa.DataType) -> bool:
+    return pa.types.is_string(a) or pa.types.is_large_string(a) or str(a) == "string_view"
+
+
+def _is_binary(a: pa.DataType) -> bool:
+    return pa.types.is_binary(a) or pa.types.is_large_binary(a) or str(a) == "binary_view"
+
+
+def _same_fields(a: pa.DataType, b: pa.DataType) -> bool:
+    fields = [[type_.field(i) for i in range(type_.num_fields)] for type_ in (a, b)]
+    return len(fields[0]) == len(fields[1]) and all(
+        x.name == y.name and same_values(x.type, y.type) for x, y in zip(*fields, strict=True)
+    )
+
+
+def merge_schemas(base: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """Return `base`, nullable also where `other` is, and with the type of `other` where its own is null."""
+    return pa.schema([_merge_field(field, other) for field in base])
+
+
+def _merge_field(field: pa.Field, other: pa.Schema) -> pa.Field:
+    index = other.get_field_index(field.name)
+    if index < 0:
+        return field
+    theirs = other.field(index)
+    type_ = theirs.type if pa.types.is_null(field.type) else field.type
+    return pa.field(field.name, type_, field.nullable or theirs.nullable)

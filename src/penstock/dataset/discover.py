@@ -1,0 +1,196 @@
+"""Find the data files of a dataset: from what the user wrote to one ordered list of files.
+
+Takes sources (folder, file, pattern, or a list of them), gives `DataFile`s in the order that the chunks are numbered
+by, and the folders where metadata may lie. It lists; the only bytes it reads are the first four of files whose names
+do not say that they are Parquet.
+
+A list keeps the user's order; inside a folder the order is that of the relative paths' UTF-8 bytes. The root of a
+source is the folder itself, or for files and patterns the folder that holds them; where that is a `key=value` folder,
+the nearest one above that is not, so that partition values are known however the files were named.
+
+Which files of a folder or pattern count: every name that ends in .parquet, .parq or .pq; any other name if it begins
+with Parquet's magic (Hive writes `000000_0`), so that a README or a CSV lies there in peace and no Parquet vanishes.
+Hidden names never. A file that the user names is always taken.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow.fs import FileType, LocalFileSystem
+
+from penstock.errors import DatasetNotFound
+from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
+from penstock.storage.filesystem import not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    FileSystem = Any
+    Source = str | os.PathLike[str]
+
+MAGIC = b"PAR1"
+_ENDINGS = (".parquet", ".parq", ".pq")
+LOCAL_THREADS = 4
+"""Footers are mostly parsing: two cores read 3,678 of them in 0.5 s with 2 threads, in 0.9 s with 4."""
+REMOTE_THREADS = 32
+"""A store answers in 10 to 100 ms whatever is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The folder that relative paths and metadata files belong to."""
+
+    fs: FileSystem
+    path: str
+    names: frozenset[str] | None = None
+    """Names of the metadata files in it, or None where it was not listed (files and patterns)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file to be read."""
+
+    root: Root
+    relative: str
+    size: int | None
+    named: bool = False
+    """The user named this very file, so it is taken whatever it is called."""
+
+    @property
+    def path(self) -> str:
+        """The whole path on the filesystem."""
+        return posixpath.join(self.root.path, self.relative)
+
+
+@dataclass(slots=True)
+class _Finder:
+    storage_options: Mapping[str, Any] | None
+    filesystem: Any
+    files: list[DataFile] = field(default_factory=list)
+    roots: dict[tuple[int, str], Root] = field(default_factory=dict)
+    local: LocalFileSystem = field(default_factory=LocalFileSystem)
+
+    def add(self, source: Source) -> None:
+        fs, path = resolve(source, storage_options=self.storage_options, filesystem=self.filesystem)
+        if isinstance(fs, LocalFileSystem):
+            fs = self.local  # one object, so that files of one folder share a root
+        info = fs.get_file_info(path)
+        if info.type == FileType.Directory:
+            self.add_folder(fs, path)
+        elif info.type == FileType.File:
+            self.add_file(fs, info, named=True)
+        elif has_magic(path):
+            self.add_matches(fs, path)
+        else:
+            raise not_found(fs, path)
+
+    def add_folder(self, fs: FileSystem, path: str) -> None:
+        entries = walk(fs, path)
+        side = frozenset(name for name, _ in entries if name in ("_metadata", "_common_metadata"))
+        top = root_folder(path)
+        root = Root(fs, path, side) if top == path else self.root(fs, top)
+        prefix = path.removeprefix(top).lstrip("/")
+        for name, size in entries:
+            if not is_hidden(name):
+                self.files.append(DataFile(root, posixpath.join(prefix, name), size))
+
+    def add_file(self, fs: FileSystem, info: Any, *, named: bool) -> None:
+        root = self.root(fs, root_folder(posixpath.dirname(info.path)))
+        relative = info.path.removeprefix(root.path).lstrip("/")
+        self.files.append(DataFile(root, relative, info.size, named))
+
+    def add_matches(self, fs: FileSystem, pattern: str) -> None:
+        base, infos = expand_glob(fs, pattern)
+        if not infos:
+            raise DatasetNotFound(f"nothing matches {pattern!r}; check the pattern, or the folder {base!r}")
+        root = self.root(fs, root_folder(base))
+        for info in infos:
+            relative = info.path.removeprefix(root.path).lstrip("/")
+            if info.type == FileType.File:
+                self.files.append(DataFile(root, relative, info.size))
+            else:
+                below = [(name, size) for name, size in walk(fs, info.path) if not is_hidden(name)]
+                self.files.extend(DataFile(root, f"{relative}/{name}", size) for name, size in below)
+
+    def root(self, fs: FileSystem, path: str) -> Root:
+        return self.roots.setdefault((id(fs), path), Root(fs, path))
+
+
+def root_folder(path: str) -> str:
+    """Return the nearest folder at or above `path` that is not named `key=value`.
+
+    >>> root_folder("/data/year=2024/month=1"), root_folder("/data")
+    ('/data', '/data')
+    """
+    while "=" in posixpath.basename(path)[1:]:
+        path = posixpath.dirname(path)
+    return path
+
+
+def find_files(
+    sources: Source | Iterable[Source], *, storage_options: Mapping[str, Any] | None, filesystem: Any
+) -> list[DataFile]:
+    """Return the data files of all sources, in order; a file named twice comes twice.
+
+    Costs one listing for each folder and one look for each file named.
+
+    Raises:
+        DatasetNotFound: a source is not there, or holds no Parquet file.
+    """
+    finder = _Finder(storage_options, filesystem)
+    listed = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    if not listed:
+        raise DatasetNotFound("no source given; pass a path or URL of a folder, a file or a pattern, or a list of them")
+    files: list[DataFile] = []
+    for source in listed:
+        start = len(finder.files)
+        finder.add(source)
+        found = _only_parquet(finder.files[start:])
+        if not found:
+            raise DatasetNotFound(_nothing(source, finder.files[start:]))
+        files += found
+    return files
+
+
+def _nothing(source: Source, files: Sequence[DataFile]) -> str:
+    others = ", ".join(repr(file.relative) for file in files[:3]) + (", ..." if len(files) > 3 else "")
+    return f"no Parquet files in {os.fspath(source)!r}; " + (
+        f"it holds {len(files)} other files ({others})" if files else "it is empty (hidden names do not count)"
+    )
+
+
+def _only_parquet(files: Sequence[DataFile]) -> list[DataFile]:
+    """Leave out what neither is called Parquet nor begins like it; reads only the unclear ones, in threads."""
+    unclear = [file for file in files if not _says_parquet(file)]
+    if not unclear:
+        return list(files)
+    with ThreadPoolExecutor(threads_for(unclear[0].root.fs)) as pool:
+        good = {
+            id(file) for file, begins in zip(unclear, pool.map(_begins_like_parquet, unclear), strict=True) if begins
+        }
+    return [file for file in files if id(file) in good or _says_parquet(file)]
+
+
+def _says_parquet(file: DataFile) -> bool:
+    return file.named or file.relative.lower().endswith(_ENDINGS)
+
+
+def _begins_like_parquet(file: DataFile) -> bool:
+    if file.size is not None and file.size < len(MAGIC):
+        return False
+    try:
+        with file.root.fs.open_input_file(file.path) as stream:
+            return bool(stream.read(len(MAGIC)) == MAGIC)
+    except (OSError, pa.ArrowException):
+        return True  # cannot be read: to be met as a bad file, not to vanish
+
+
+def threads_for(fs: FileSystem) -> int:
+    """Return how many threads to ask this filesystem with."""
+    return min(LOCAL_THREADS, os.cpu_count() or 1) if isinstance(fs, LocalFileSystem) else REMOTE_THREADS

@@ -1,0 +1,126 @@
+"""Decide the columns of a dataset: names, order, Arrow types and fields.
+
+Takes what the files hold, what the folder names add, the schema that was stored and the one the user gave; gives one
+Unischema and the Arrow schema in the same order. The user's field wins over the stored one, that over what the Arrow
+type suggests. Columns that a schema does not know are appended: nothing vanishes. Reads nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.dataset.columns import pick_columns
+from penstock.dataset.partitions import Partition, cast_partition
+from penstock.errors import SchemaError, UnsupportedType, close_names
+from penstock.schema.arrow import arrow_schema, infer_unischema
+from penstock.schema.unischema import Unischema, UnischemaField
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known about the columns before they are decided."""
+
+    physical: pa.Schema
+    """Columns in the files, structs flattened by path."""
+    partitions: Mapping[str, Partition]
+    stored: Unischema | None
+    given: Unischema | None
+
+    @property
+    def available(self) -> dict[str, pa.Field]:
+        """The columns that can be read, the files' own first."""
+        found = {field.name: field for field in self.physical}
+        return found | {name: partition.field for name, partition in self.partitions.items()}
+
+    def wanted(self, columns: Any) -> list[str] | None:
+        """Return the names that the user's `columns` ask for; None: all."""
+        if columns is None:
+            return None
+        schemas = [schema for schema in (self.given, self.stored) if schema is not None]
+        names = [name for schema in schemas for name in schema.fields] + list(self.available)
+        return pick_columns(list(dict.fromkeys(names)), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a dataset, decided."""
+
+    unischema: Unischema
+    arrow_schema: pa.Schema
+    partitions: dict[str, Partition]
+
+
+def decide_columns(known: Known, wanted: list[str] | None) -> Columns:
+    """Return the columns of the dataset: the schema's in its order, then the files', then the partitions'.
+
+    With `wanted`, columns that are not wanted and cannot be had (missing, or of a type without a mapping) are left out.
+
+    Raises:
+        SchemaError: a field that the files do not hold.
+        UnsupportedType: a column whose Arrow type has no mapping.
+    """
+    available = known.available
+    fields: dict[str, UnischemaField] = {}
+    if known.given is not None:
+        fields.update(_present(known.given, available, origin="schema= has", wanted=None))
+    if known.stored is not None:
+        strict = wanted if known.given is None else []
+        stored = _present(known.stored, available, origin="the stored schema has", wanted=strict)
+        fields.update({name: field for name, field in stored.items() if name not in fields})
+    rest = [field for name, field in available.items() if name not in fields]
+    fields.update(_infer(rest, wanted))
+    return _finish(known, fields)
+
+
+def _present(
+    schema: Unischema, available: Mapping[str, pa.Field], *, origin: str, wanted: list[str] | None
+) -> dict[str, UnischemaField]:
+    for name in schema.fields:
+        if name not in available and (wanted is None or name in wanted):
+            raise SchemaError(
+                f"{origin} the field {name!r}, which the files do not hold ({close_names(name, available)}); "
+                "open with columns= that leave it out, or pass the schema= that fits"
+            )
+    return {name: field for name, field in schema.fields.items() if name in available}
+
+
+def _infer(fields: list[pa.Field], wanted: list[str] | None) -> dict[str, UnischemaField]:
+    try:
+        return dict(infer_unischema(pa.schema(fields)).fields)
+    except UnsupportedType:
+        if wanted is None:
+            raise
+    found: dict[str, UnischemaField] = {}
+    for field in fields:
+        try:
+            found.update(infer_unischema(pa.schema([field])).fields)
+        except UnsupportedType:
+            if field.name in wanted:
+                raise
+    return found
+
+
+def _finish(known: Known, fields: dict[str, UnischemaField]) -> Columns:
+    told = {name for schema in (known.given, known.stored) if schema is not None for name in schema.fields}
+    partitions = {
+        name: _as_told(partition, fields[name]) if name in told else partition
+        for name, partition in known.partitions.items()
+        if name in fields
+    }
+    types = known.available | {name: partition.field for name, partition in partitions.items()}
+    origin = known.given or known.stored
+    name = origin._name if origin is not None else "inferred_schema"
+    return Columns(Unischema(name, list(fields.values())), pa.schema([types[field] for field in fields]), partitions)
+
+
+def _as_told(partition: Partition, field: UnischemaField) -> Partition:
+    """Type a partition as its field says; a field without a dtype leaves it as it is."""
+    if field.numpy_dtype is None and field.codec is None:
+        return partition
+    return cast_partition(partition, arrow_schema(Unischema("partition", [field])).field(0).type)

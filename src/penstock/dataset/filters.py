@@ -1,0 +1,249 @@
+"""Filters: from what the user wrote to the rows of each chunk that pass.
+
+`normalise` makes one Arrow expression; `select` narrows a `Selection` by it. First partition values and row-group
+statistics rule chunks out unread (`prune`); what remains is read once, in threads, only the columns that the filter
+names, and kept as bitmaps. Nulls count as in pyarrow: a comparison with null is null, and null does not pass.
+
+Written as pyarrow does: a list of (column, operator, value) joined by AND, or a list of such lists joined by OR, with
+the operators = == != < <= > >= in and not in; or a pyarrow.compute expression. Leaves of structs are named by path.
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.dataset.prune import surviving_chunks
+from penstock.dataset.selection import Selection, pack
+from penstock.errors import BadFile, ColumnNotFound, SchemaError, close_names
+from penstock.progress import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.dataset.parquet import ParquetSource
+
+    Expression = Any  # pyarrow.compute.Expression: pyarrow ships no types
+
+_OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
+_FORM = "filters are [(column, operator, value), ...], a list of such lists, or a pyarrow.compute expression"
+
+
+def normalise(filters: Any, schema: pa.Schema | None = None) -> Expression | None:
+    """Return filters as one expression; None, and an empty list, filter nothing and give None.
+
+    With `schema`, names and types are checked against it at once.
+
+    Raises:
+        SchemaError: filters in none of the forms, or values that cannot be compared with their columns.
+        ColumnNotFound: a column that `schema` does not have.
+    """
+    if filters is None:
+        return None
+    import pyarrow.compute as pc
+
+    if not isinstance(filters, pc.Expression):
+        clauses = _clauses(filters)
+        if not clauses:
+            return None
+        filters = _expression(clauses, schema)
+    if schema is not None:
+        filter_columns(filters, schema)
+    return filters
+
+
+def _clauses(filters: Any) -> list[list[tuple[str, str, Any]]]:
+    """Check the form of filters in tuples; return them as a list of lists."""
+    if isinstance(filters, (str, bytes)) or not hasattr(filters, "__iter__"):
+        raise SchemaError(f"{_FORM}; got {filters!r}")
+    items = list(filters)
+    if items and isinstance(items[0], str):  # one bare tuple
+        items = [tuple(items)]
+    nested = [list(item) for item in items if not _is_term(item) and isinstance(item, (list, tuple))]
+    if nested and len(nested) < len(items):
+        raise SchemaError(f"{_FORM}; got terms and lists of terms side by side: {filters!r}")
+    clauses = nested if nested else ([items] if items else [])
+    for term in (term for clause in clauses for term in clause):
+        _check_term(term)
+    return [clause for clause in clauses if clause]
+
+
+def _is_term(item: Any) -> bool:
+    return isinstance(item, (list, tuple)) and len(item) == 3 and isinstance(item[0], str)
+
+
+def _check_term(term: Any) -> None:
+    if not _is_term(term):
+        raise SchemaError(f"{_FORM}; got the term {term!r}")
+    if term[1] not in _OPERATORS:
+        raise SchemaError(f"unknown operator {term[1]!r} in {term!r}; there are: {', '.join(_OPERATORS)}")
+    if term[1] in ("in", "not in") and (isinstance(term[2], (str, bytes)) or not hasattr(term[2], "__iter__")):
+        raise SchemaError(f"{term[1]!r} wants a list, set or tuple of values; got {term[2]!r} in {term!r}")
+
+
+def _expression(clauses: list[list[tuple[str, str, Any]]], schema: pa.Schema | None) -> Expression:
+    import pyarrow.parquet as pq
+
+    for name in [term[0] for clause in clauses for term in clause]:
+        if schema is not None and name not in schema.names:
+            raise ColumnNotFound(f"no column {name!r} to filter by; {close_names(name, schema.names)}")
+    plain = [[(name, sign, _plain(value)) for name, sign, value in clause] for clause in clauses]
+    try:
+        return pq.filters_to_expression(plain)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError) as exc:
+        raise SchemaError(f"cannot make a filter of {clauses!r}: {exc}") from exc
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy values as Python's, which every pyarrow takes, and sets as lists in one order."""
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in value), key=repr)
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind not in "mM" else value
+
+
+def filter_columns(expression: Expression, schema: pa.Schema) -> list[str]:
+    """Return the columns that an expression needs, in the schema's order.
+
+    Arrow does not tell, so it is found by trying: a column is needed if the expression does not work without it. Only
+    names that occur in its text are tried.
+
+    Raises:
+        ColumnNotFound: it names a column that is not there.
+        SchemaError: it does not fit the columns' types, or is no condition.
+    """
+    _check_fits(expression, schema)
+    text = str(expression)
+    needed = [name for name in schema.names if name in text]
+    for name in list(needed):
+        fewer = [other for other in needed if other != name]
+        try:
+            _bind(expression, _subset(schema, fewer))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError):
+            continue
+        needed = fewer
+    return needed
+
+
+def _check_fits(expression: Expression, schema: pa.Schema) -> None:
+    try:
+        kind = _bind(expression, schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as exc:
+        missing = re.search(r"No match for FieldRef\.Name\((.*?)\) in ", str(exc))
+        if missing and missing[1] not in schema.names:
+            raise ColumnNotFound(
+                f"no column {missing[1]!r} to filter by; {close_names(missing[1], schema.names)}"
+            ) from exc
+        cure = "compare each column with values of its own type"
+        if "Nested" in str(exc):
+            cure = "leaves of structs are columns named by path, as in pc.field('s.a')"
+        raise SchemaError(f"the filter {expression} does not fit: {str(exc).splitlines()[0]}; {cure}") from exc
+    if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+        raise SchemaError(f"the filter {expression} gives {kind} where a condition (bool) is wanted")
+
+
+def _bind(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """Return the type that an expression gives over a schema, by evaluating it over no rows."""
+    return _evaluate(expression, schema.empty_table()).type
+
+
+def _subset(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray:
+    import pyarrow.dataset as ds
+
+    scanner = ds.InMemoryDataset(table).scanner(columns={"keep": expression}, use_threads=False)
+    return scanner.to_table().column(0)
+
+
+def keep_mask(expression: Expression, table: pa.Table) -> NDArray[np.bool_]:
+    """Return for each row of a table whether it passes; null does not."""
+    column = _evaluate(expression, table)
+    if pa.types.is_null(column.type):
+        return np.zeros(table.num_rows, np.bool_)
+    return np.concatenate([_bits(part) for part in column.chunks] or [np.zeros(0, np.bool_)])
+
+
+def _bits(array: pa.BooleanArray) -> NDArray[np.bool_]:
+    """Unpack a boolean array from its buffers, null as False."""
+    keep = np.ones(len(array), np.bool_)
+    for buffer in array.buffers():
+        if buffer is not None:
+            bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
+            keep &= bits[array.offset : array.offset + len(array)].view(np.bool_)
+    return keep
+
+
+def select(source: ParquetSource, expression: Expression | None, previous: Selection, *, workers: int) -> Selection:
+    """Return the rows of `previous` that pass; the order of evaluation does not matter.
+
+    Costs one read of the filter's own columns in each chunk that partitions and statistics cannot decide; none where
+    only partition columns are named. A bar is drawn on a terminal when that takes long.
+
+    Raises:
+        SchemaError, ColumnNotFound: the filter does not fit the dataset.
+        BadFile: a chunk cannot be read; in a source opened with on_error="skip" it is left out and listed instead.
+    """
+    if expression is None:
+        return previous
+    names = filter_columns(expression, source.arrow_schema)
+    chunks = surviving_chunks(source, expression, _subset(source.arrow_schema, names), previous.counts)
+    work = _Work(source, expression, names, previous)
+    counts = np.zeros_like(previous.counts)
+    bitmaps: dict[int, NDArray[np.uint8]] = {}
+    pool = ThreadPoolExecutor(max(1, workers))
+    try:
+        with progress(len(chunks), "filter", unit="row groups") as bar:
+            for chunk, (count, bitmap) in zip(chunks, pool.map(work.pass_chunk, chunks), strict=True):
+                counts[chunk] = count
+                if bitmap is not None:
+                    bitmaps[chunk] = bitmap
+                bar.update()
+    finally:  # an error or Ctrl-C stops the rest
+        pool.shutdown(wait=True, cancel_futures=True)
+    return Selection(counts, bitmaps)
+
+
+class _Work:
+    """Evaluates a filter over one chunk; called from several threads."""
+
+    def __init__(self, source: ParquetSource, expression: Expression, names: list[str], previous: Selection) -> None:
+        self.source = source
+        self.expression = expression
+        self.names = names
+        self.previous = previous
+        self.only_partitions = all(name in source.partitions for name in names)
+
+    def pass_chunk(self, chunk: int) -> tuple[int, NDArray[np.uint8] | None]:
+        """Return the number of rows that pass, and their bitmap if that is some but not all."""
+        num_rows = int(self.source.chunk_rows[chunk])
+        try:
+            table = self.source.read_chunk(chunk, self.names)
+        except BadFile as exc:
+            if self.source.on_error != "skip":
+                raise
+            self.source.skipped.append((exc.path, str(exc)))
+            return 0, None
+        if self.only_partitions:  # every row alike
+            table = table.slice(0, 1)
+        keep = np.broadcast_to(keep_mask(self.expression, table), num_rows)
+        before = self.previous.rows_of(chunk)
+        if before is not None:
+            keep = _only(keep, before)
+        count = int(np.count_nonzero(keep))
+        return count, None if count in (0, num_rows) else pack(keep)
+
+
+def _only(keep: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    mask = np.zeros(len(keep), np.bool_)
+    mask[rows] = keep[rows]
+    return mask

@@ -1,0 +1,117 @@
+"""Read Parquet footers, keep a few of them, and say what is wrong with a file that has none.
+
+`parquet` asks here for the footer of a file, at opening for all of them and later again for reading; a footer costs
+about 1 KB of memory for each column of each row group, so only the last ones used are kept. Reads no data pages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.dataset.discover import MAGIC
+from penstock.errors import BadFile
+
+if TYPE_CHECKING:
+    from penstock.dataset.discover import DataFile
+
+    Footer = Any  # pyarrow.parquet.FileMetaData: pyarrow ships no types
+
+CACHE_BYTES = 64 << 20
+_LEAST_BYTES = 12
+"""Magic, length of the footer, magic: a shorter file is no Parquet."""
+READ_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError, OSError, EOFError)
+"""What a damaged file makes pyarrow raise; running out of memory or Ctrl-C is not among them."""
+
+
+class FooterCache:
+    """The footers used last, up to a number of bytes; safe for threads."""
+
+    def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
+        self._limit = limit_bytes
+        self._used = 0
+        self._kept: OrderedDict[int, Footer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, file: int) -> Footer | None:
+        """Return the footer of that file if it is kept, and mark it as used."""
+        with self._lock:
+            footer = self._kept.get(file)
+            if footer is not None:
+                self._kept.move_to_end(file)
+            return footer
+
+    def put(self, file: int, footer: Footer) -> None:
+        """Keep a footer; the ones unused longest go."""
+        with self._lock:
+            if file in self._kept:
+                return
+            self._kept[file] = footer
+            self._used += footer_bytes(footer)
+            while self._used > self._limit and len(self._kept) > 1:
+                self._used -= footer_bytes(self._kept.popitem(last=False)[1])
+
+
+def footer_bytes(footer: Footer) -> int:
+    """Estimate the memory that a parsed footer takes."""
+    return 1024 * (1 + int(footer.num_columns) * max(1, int(footer.num_row_groups)))
+
+
+def read_footer(file: DataFile) -> tuple[Footer, int]:
+    """Return the footer of a file and the file's size.
+
+    Raises:
+        BadFile: it cannot be read; names the file, what was found and the cure.
+    """
+    if file.size is not None and file.size < _LEAST_BYTES:
+        raise _bad_file(file, None)
+    try:
+        with file.root.fs.open_input_file(file.path) as stream:
+            return pq.ParquetFile(stream).metadata, int(stream.size())
+    except READ_ERRORS as exc:
+        raise _bad_file(file, exc) from exc
+
+
+def _bad_file(file: DataFile, cause: Exception | None) -> BadFile:
+    wrong, cure = _diagnose(file, cause)
+    return BadFile(f"{file.path} cannot be read as Parquet: {wrong}; {cure}", path=file.path)
+
+
+def _diagnose(file: DataFile, cause: Exception | None) -> tuple[str, str]:
+    """Return what is wrong with a file and what to do about it."""
+    cure = "write it again or delete it, or open with on_error='skip' to leave it out"
+    if isinstance(cause, FileNotFoundError) or (file.size == 0 and cause is None and not _exists(file)):
+        return "it is not there (deleted, or a link to nothing)", "fetch or write it again, or open the dataset again"
+    if isinstance(cause, PermissionError):
+        return f"permission denied ({cause})", "give this user the right to read it"
+    if file.size == 0:
+        return "it has 0 bytes", cure
+    head, tail = _ends(file)
+    found = f"{file.size} bytes, begins with {head!r} and ends with {tail!r}"
+    if head != MAGIC and head[:3] != b"PAR":
+        return f"{found}, where Parquet begins and ends with {MAGIC!r}", f"{cure}; other formats are not read"
+    if tail == b"PARE":
+        return f"{found}: its footer is encrypted", "decrypt it first"
+    if tail != MAGIC:
+        return f"{found}, where Parquet ends with {MAGIC!r}: it is truncated", cure
+    return f"{found}, and its footer is damaged ({cause or 'too short'})", cure
+
+
+def _exists(file: DataFile) -> bool:
+    return bool(file.root.fs.get_file_info(file.path).is_file)
+
+
+def _ends(file: DataFile) -> tuple[bytes, bytes]:
+    """Return the first and last four bytes, empty where they cannot be read."""
+    try:
+        with file.root.fs.open_input_file(file.path) as stream:
+            size = stream.size()
+            head = stream.read(4)
+            stream.seek(max(0, size - 4))
+            return bytes(head), bytes(stream.read(4))
+    except READ_ERRORS:
+        return b"", b""

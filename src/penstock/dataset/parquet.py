@@ -1,0 +1,294 @@
+"""A Parquet dataset as facts and a way to read one row group: files, chunks, columns, fingerprint, `read_chunk`.
+
+`open_parquet` finds the files, reads their footers and decides the columns; plan and engine work on the arrays of the
+`ParquetSource` it gives. Tables come out as Arrow, decompressed but not decoded. It knows nothing of order or batches.
+
+On disk: Parquet files below a folder, `key=value` folders as partition columns, and beside them `_common_metadata` or
+`_metadata`, which may hold the stored schema. Numbers of row groups that other writers store there are not used: they
+are no row counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.dataset.agree import check_agreement, merge_schemas
+from penstock.dataset.discover import DataFile, Root, find_files
+from penstock.dataset.fields import Columns, Known, decide_columns
+from penstock.dataset.footers import read_footer
+from penstock.dataset.partitions import find_partitions
+from penstock.dataset.read import RowGroup, read_columns
+from penstock.dataset.scan import Scan, rows_of, scan_files
+from penstock.dataset.sizes import fixed_bytes, variable_bytes
+from penstock.errors import BadFile, ColumnNotFound, MetadataError, SchemaError, close_names
+from penstock.schema.arrow import flatten_structs
+from penstock.schema.stored import find_schema
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.schema.unischema import Unischema
+
+    Footer = Any
+
+
+class ParquetSource:
+    """The facts of a dataset, as arrays, and a reader of its row groups. Safe for threads; changes nothing on disk."""
+
+    files: tuple[str, ...]
+    """Relative paths, in order."""
+    file_sizes: NDArray[np.int64]
+    """Bytes of each file."""
+    chunk_file: NDArray[np.int32]
+    """File of each chunk; chunks are all row groups that have rows, in order."""
+    chunk_group: NDArray[np.int32]
+    """Ordinal of the chunk's row group in its file."""
+    chunk_rows: NDArray[np.int64]
+    """Rows of each chunk."""
+    arrow_schema: pa.Schema
+    """All columns in the dataset's order, structs flattened by path, partition columns included."""
+    unischema: Unischema
+    """The same columns as fields: as given, as stored, or inferred."""
+    partitions: Mapping[str, NDArray[np.int64] | list[Any]]
+    """Value per file of each partition column."""
+    fingerprint: str
+    """32 hex digits over relative paths, sizes and rows of row groups: the same for a copy, other for other data."""
+    skipped: list[tuple[str, str]]
+    """Path and reason of what was left out under on_error="skip"."""
+
+    def __init__(self, scan: Scan, columns: Columns, *, on_error: str) -> None:
+        self.files = tuple(file.relative for file in scan.files)
+        self.file_sizes = np.array(scan.sizes, np.int64)
+        self.chunk_file, self.chunk_group, self.chunk_rows = _chunks(scan.rows)
+        self.arrow_schema = columns.arrow_schema
+        self.unischema = columns.unischema
+        self.partitions = MappingProxyType({name: part.values for name, part in columns.partitions.items()})
+        self.fingerprint = _fingerprint(scan)
+        self.skipped = list(scan.skipped)
+        self.on_error = on_error
+        self._files = scan.files
+        self._rows = scan.rows
+        self._partitions = columns.partitions
+        self._footers = scan.footers
+        self._types = dict(zip(columns.arrow_schema.names, columns.arrow_schema.types, strict=True))
+        self._bytes: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"ParquetSource(files={len(self.files)}, chunks={len(self.chunk_rows)}, rows={self.chunk_rows.sum()})"
+
+    def path_of(self, chunk: int) -> str:
+        """Return the whole path of the chunk's file, for messages."""
+        return str(self._files[self.chunk_file[chunk]].path)
+
+    def read_chunk(self, chunk: int, columns: Sequence[str]) -> pa.Table:
+        """Return the columns of a chunk, in the order asked for; partition columns come as constants.
+
+        Reads in the calling thread, only the pages of these columns, and nothing at all for partition columns alone or
+        for no columns. The types are those of `arrow_schema`.
+
+        Raises:
+            ColumnNotFound: the dataset has no such column.
+            BadFile: the row group cannot be read, or the file is not the one that was opened.
+        """
+        for name in columns:
+            if name not in self._types:
+                raise ColumnNotFound(f"no column {name!r}; {close_names(name, self._types)}")
+        physical = [name for name in columns if name not in self._partitions]
+        num_rows = int(self.chunk_rows[chunk])
+        if physical:
+            table = self._conform(read_columns(self._row_group(chunk), physical), chunk)
+        else:
+            table = pa.table({"": pa.nulls(num_rows)}).select([])
+        return table if len(physical) == len(columns) else self._add_partitions(table, chunk, columns)
+
+    def partition_scalar(self, name: str, file: int) -> pa.Scalar:
+        """Return the value of a partition column in a file, as Arrow."""
+        return self._partitions[name].scalar(file)
+
+    def _add_partitions(self, table: pa.Table, chunk: int, columns: Sequence[str]) -> pa.Table:
+        file, num_rows = int(self.chunk_file[chunk]), int(self.chunk_rows[chunk])
+        arrays = [
+            self._partitions[name].constant(file, num_rows) if name in self._partitions else table.column(name)
+            for name in columns
+        ]
+        return pa.table(arrays, names=list(columns))
+
+    def _conform(self, table: pa.Table, chunk: int) -> pa.Table:
+        """Cast columns that this file holds in another dress (see `agree`); almost never anything to do."""
+        for index, name in enumerate(table.column_names):
+            wanted = self._types[name]
+            if table.schema.types[index] != wanted:
+                table = table.set_column(index, name, self._cast(table.column(index), wanted, chunk, name))
+        return table
+
+    def _cast(self, column: pa.ChunkedArray, wanted: pa.DataType, chunk: int, name: str) -> pa.ChunkedArray:
+        try:
+            if pa.types.is_dictionary(column.type):
+                column = pa.chunked_array([part.dictionary_decode() for part in column.chunks], column.type.value_type)
+            return (column.dictionary_encode() if pa.types.is_dictionary(wanted) else column).cast(wanted)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+            raise SchemaError(
+                f"the files disagree: column {name!r} has type {column.type} in {self.path_of(chunk)} but {wanted} in "
+                f"{self.path_of(0)}; write one of them again, or open with columns= that leave it out"
+            ) from exc
+
+    def _row_group(self, chunk: int) -> RowGroup:
+        file, group = int(self.chunk_file[chunk]), int(self.chunk_group[chunk])
+        return RowGroup(
+            self._files[file], int(self.file_sizes[file]), self.footer(file), group, int(self.chunk_rows[chunk])
+        )
+
+    def footer(self, file: int) -> Footer:
+        """Return the footer of a file, from memory or read again.
+
+        Raises:
+            BadFile: it cannot be read, or says something other than when the dataset was opened.
+        """
+        footer = self._footers.get(file)
+        if footer is None:
+            footer, _ = read_footer(self._files[file])
+            if tuple(rows_of(footer)) != tuple(self._rows[file]):
+                raise _changed(self._files[file], rows_of(footer), self._rows[file])
+            self._footers.put(file, footer)
+        return footer
+
+    def row_bytes(self) -> float:
+        """Return the bytes of one row of all columns in memory, as Arrow; the same on every rank. Computed once."""
+        return self.column_bytes(self._types)
+
+    def column_bytes(self, columns: Iterable[str]) -> float:
+        """Return the bytes of one row of these columns in memory, as Arrow."""
+        return sum((self._bytes_of(name) for name in columns), 0.0)
+
+    def _bytes_of(self, name: str) -> float:
+        with self._lock:
+            if name not in self._bytes:
+                self._bytes[name] = self._estimate(name)
+            return self._bytes[name]
+
+    def _estimate(self, name: str) -> float:
+        fixed = fixed_bytes(self.arrow_schema.field(name))
+        if fixed is not None:
+            return fixed
+        if not len(self.chunk_rows):
+            return 0.0
+        if name in self._partitions:
+            values = self._partitions[name].values
+            lengths = np.array([len(str(value or "").encode()) for value in values])
+            return 4 + float((lengths[self.chunk_file] * self.chunk_rows).sum() / self.chunk_rows.sum())
+        return variable_bytes(self._row_group(0), name)
+
+
+def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+    columns: Any = None,
+    schema: Unischema | None = None,
+    on_error: str = "raise",
+) -> ParquetSource:
+    """Open a dataset: list its files, read its footers, decide its columns.
+
+    Costs one listing and one small read for each file, in threads; none where `_metadata` lists them all. `columns`
+    (see `pick_columns`) limits what must agree and be supported, not what can be read later: the fingerprint does not
+    depend on it.
+
+    Raises:
+        DatasetNotFound: nothing there, or no Parquet in it.
+        BadFile: a file that cannot be read (with on_error="skip" it is left out and listed).
+        SchemaError: files that disagree, or a schema that does not fit them.
+        ColumnNotFound: `columns` names one that is not there.
+    """
+    scan = scan_files(find_files(sources, storage_options=storage_options, filesystem=filesystem), on_error=on_error)
+    base = _flatten(scan.schemas[0][0], scan.schemas[0][1])
+    partitions = find_partitions([file.relative for file in scan.files])
+    # A column that the files hold is read from them; the folder name only repeats it.
+    partitions = {name: part for name, part in partitions.items() if name not in base.names}
+    known = Known(base, partitions, _stored_schema(scan) if schema is None else None, schema)
+    wanted = known.wanted(columns)
+    physical = _agreed(base, scan, wanted)
+    known = Known(physical, partitions, known.stored, schema)
+    return ParquetSource(scan, decide_columns(known, wanted), on_error=on_error)
+
+
+def _agreed(base: pa.Schema, scan: Scan, wanted: list[str] | None) -> pa.Schema:
+    """Check that all files agree on the columns wanted; return the schema that covers them all."""
+    for schema, path in scan.schemas[1:]:
+        other = _flatten(schema, path)
+        check_agreement(base, other, paths=(scan.schemas[0][1], path), wanted=wanted)
+        base = merge_schemas(base, other)
+    return base
+
+
+def _flatten(schema: pa.Schema, path: str) -> pa.Schema:
+    flat = flatten_structs(schema)
+    if len(set(flat.names)) < len(flat.names):
+        twice = next(name for name in flat.names if flat.names.count(name) > 1)
+        raise SchemaError(f"{path} has two columns called {twice!r}; rename one of them and write the file again")
+    return flat
+
+
+def _stored_schema(scan: Scan) -> Unischema | None:
+    """Return the schema stored with the dataset: in a folder's `_common_metadata`, else in the first file's footer.
+
+    For files and patterns the footer comes first, since they may have been taken from anywhere.
+    """
+    root = scan.files[0].root
+    if root.names is None:
+        return find_schema(scan.metadata) or _schema_beside(root, ("_common_metadata",))
+    names = [name for name in ("_common_metadata", "_metadata") if name in root.names]
+    return _schema_beside(root, names) or find_schema(scan.metadata)
+
+
+def _schema_beside(root: Root, names: Iterable[str]) -> Unischema | None:
+    for name in names:
+        file = DataFile(root, name, None)
+        if not root.fs.get_file_info(file.path).is_file:
+            continue
+        try:
+            footer, _ = read_footer(file)
+        except BadFile as exc:
+            raise MetadataError(f"{exc}; it only holds the schema: delete it, or pass schema=") from exc
+        found = find_schema(footer.metadata)
+        if found is not None:
+            return found
+    return None
+
+
+def _chunks(rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    total = int(counts.sum())
+    sizes = np.fromiter((n for groups in rows for n in groups), np.int64, total)
+    file = np.repeat(np.arange(len(rows)), counts)
+    group = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    some = sizes > 0
+    return file[some].astype(np.int32), group[some].astype(np.int32), sizes[some]
+
+
+def _fingerprint(scan: Scan) -> str:
+    """Digest what the dataset is, wherever it lies. Changing how breaks resumed runs."""
+    sums = hashlib.blake2b(b"penstock.dataset.v1\0", digest_size=16)
+    for file, size, rows in zip(scan.files, scan.sizes, scan.rows, strict=True):
+        path = file.relative.encode("utf-8", "surrogateescape")
+        sums.update(np.array([len(path), size, len(rows), *rows], "<i8").tobytes() + path)
+    return sums.hexdigest()
+
+
+def _changed(file: DataFile, now: Sequence[int], then: Sequence[int]) -> BadFile:
+    return BadFile(
+        f"{file.path} has changed since the dataset was opened, or `_metadata` is older than it: {len(then)} row "
+        f"groups of {sum(then)} rows were known, {len(now)} of {sum(now)} are there; open the dataset again (and "
+        "delete an outdated `_metadata`)",
+        path=file.path,
+    )

@@ -1,0 +1,220 @@
+"""Read what all footers say, once: rows of every row group, the schemas that occur, which files are bad.
+
+Between `discover`, which finds the files, and `parquet`, which makes a dataset of them. Works in a few threads and
+keeps small facts of every file; the footers themselves go to a bounded cache. Reads no data pages.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.dataset.discover import DataFile, Root, threads_for
+from penstock.dataset.footers import FooterCache, read_footer
+from penstock.errors import BadFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    Footer = Any
+
+SUMMARY = "_metadata"
+_SAMPLES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What the footers of a dataset say."""
+
+    files: list[DataFile]
+    """Those that can be read, in order."""
+    sizes: list[int]
+    """Bytes of each."""
+    rows: list[Sequence[int]]
+    """Rows of each row group of each file."""
+    schemas: list[tuple[pa.Schema, str]]
+    """The Arrow schemas that occur, first the first file's, each with the first file that has it."""
+    metadata: Mapping[bytes, bytes]
+    """Key-value metadata of the first file."""
+    skipped: list[tuple[str, str]]
+    """Path and reason of each file left out."""
+    footers: FooterCache
+
+
+class _Scanner:
+    def __init__(self, files: list[DataFile]) -> None:
+        self.files = files
+        self.rows: dict[int, Sequence[int]] = {}
+        self.sizes: dict[int, int] = {}
+        self.bad: dict[int, BadFile] = {}
+        self.cache = FooterCache()
+        self.base: Footer = None
+        self.schemas: list[tuple[pa.Schema, int]] = []
+        self._lock = threading.Lock()
+
+    def read_all(self, indices: range) -> None:
+        for index in indices:
+            self.read(index)
+
+    def read(self, index: int) -> None:
+        try:
+            footer, size = read_footer(self.files[index])
+        except BadFile as exc:
+            self.bad[index] = exc
+            return
+        self.note(index, rows_of(footer), size)
+        self.compare(index, footer)
+        self.cache.put(index, footer)
+
+    def note(self, index: int, rows: Sequence[int], size: int) -> None:
+        self.rows[index] = rows
+        self.sizes[index] = size
+
+    def compare(self, index: int, footer: Footer) -> None:
+        """Note the schema if it is a new one. Almost always it equals the first one, which takes 2 microseconds."""
+        if self.base is None:
+            self.base = footer
+        elif _equal_schemas(self.base, footer):
+            return
+        schema = footer.schema.to_arrow_schema().remove_metadata()
+        with self._lock:
+            for position, (known, first) in enumerate(self.schemas):
+                if schema.equals(known):
+                    self.schemas[position] = known, min(first, index)
+                    return
+            self.schemas.append((schema, index))
+
+
+def rows_of(footer: Footer) -> Sequence[int]:
+    """Return the rows of each row group."""
+    if footer.num_row_groups == 1:
+        return (footer.num_rows,)
+    return tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+
+
+def _equal_schemas(a: Footer, b: Footer) -> bool:
+    # The Arrow schema beside it tells types that Parquet does not have, such as durations and time zones.
+    return bool(a.schema.equals(b.schema)) and _arrow_part(a) == _arrow_part(b)
+
+
+def _arrow_part(footer: Footer) -> bytes | None:
+    return (footer.metadata or {}).get(b"ARROW:schema")
+
+
+def scan_files(files: list[DataFile], *, on_error: str) -> Scan:
+    """Read the footers of all files, or `_metadata` in place of them where it lists every file.
+
+    With `on_error="skip"` bad files are left out and listed, and `_metadata` is not used: it would not show them.
+
+    Raises:
+        BadFile: a file cannot be read, the first one in order; under "skip" only if that leaves none.
+    """
+    scanner = _Scanner(files)
+    first = _read_first(scanner, skip=on_error == "skip")
+    rest = range(first + 1, len(files))
+    if on_error == "skip" or not _use_summaries(scanner):
+        with ThreadPoolExecutor(threads_for(files[0].root.fs)) as pool:
+            # In slices: one task for each of thousands of small files costs as much as reading it.
+            list(pool.map(scanner.read_all, _slices(rest, 64)))
+    if scanner.bad and on_error != "skip":
+        raise scanner.bad[min(scanner.bad)]
+    return _collect(scanner)
+
+
+def _slices(indices: range, size: int) -> list[range]:
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def _read_first(scanner: _Scanner, *, skip: bool) -> int:
+    """Read up to the first file that is good: it says what the others are compared with."""
+    for index in range(len(scanner.files)):
+        scanner.read(index)
+        if index in scanner.rows:
+            return index
+        if not skip:
+            raise scanner.bad[index]
+    raise BadFile(
+        f"none of the {len(scanner.files)} files can be read; the first: {scanner.bad[0]}", path=scanner.bad[0].path
+    )
+
+
+def _collect(scanner: _Scanner) -> Scan:
+    good = sorted(scanner.rows)
+    cache = scanner.cache
+    if scanner.bad:  # numbers shift
+        cache = FooterCache()
+        for new, old in enumerate(good):
+            footer = scanner.cache.get(old)
+            if footer is not None:
+                cache.put(new, footer)
+    return Scan(
+        files=[scanner.files[index] for index in good],
+        sizes=[scanner.sizes[index] for index in good],
+        rows=[scanner.rows[index] for index in good],
+        schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=lambda s: s[1])],
+        metadata=scanner.base.metadata or {},
+        skipped=[(scanner.files[index].path, str(scanner.bad[index])) for index in sorted(scanner.bad)],
+        footers=cache,
+    )
+
+
+def _use_summaries(scanner: _Scanner) -> bool:
+    """Take rows from `_metadata` instead of footers, if every file is in one that agrees; else change nothing."""
+    roots = {id(file.root): file.root for file in scanner.files}.values()
+    if not all(root.names and SUMMARY in root.names for root in roots):
+        return False
+    listed = {id(root): _read_summary(scanner, root) for root in roots}
+    found: dict[int, Sequence[int]] = {}
+    for index, file in enumerate(scanner.files):
+        rows, least_size = listed[id(file.root)].get(file.relative, (None, 0))
+        if rows is None or file.size is None or file.size < least_size:
+            return False
+        found[index] = rows
+    if not _samples_agree(scanner.files, found):
+        return False
+    for index, rows in found.items():
+        scanner.note(index, rows, scanner.files[index].size or 0)
+    return True
+
+
+def _read_summary(scanner: _Scanner, root: Root) -> dict[str, tuple[Sequence[int], int]]:
+    """Return for each file that `_metadata` lists the rows of its row groups and the least size it must have."""
+    try:
+        footer, _ = read_footer(DataFile(root, SUMMARY, None))
+    except BadFile:
+        return {}
+    if not _equal_types(footer, scanner.base):
+        return {}
+    rows: dict[str, list[int]] = {}
+    ends: dict[str, int] = {}
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        path = group.column(0).file_path if group.num_columns else ""
+        rows.setdefault(path, []).append(group.num_rows)
+        ends[path] = max(ends.get(path, 0), _end_of(group.column(group.num_columns - 1)) if path else 0)
+    return {path: (tuple(rows[path]), ends[path]) for path in rows}
+
+
+def _equal_types(a: Footer, b: Footer) -> bool:
+    return bool(a.schema.to_arrow_schema().equals(b.schema.to_arrow_schema(), check_metadata=False))
+
+
+def _end_of(column: Any) -> int:
+    starts = [offset for offset in (column.dictionary_page_offset, column.data_page_offset) if offset]
+    return int(min(starts, default=0) + column.total_compressed_size)
+
+
+def _samples_agree(files: Sequence[DataFile], rows: Mapping[int, Sequence[int]]) -> bool:
+    """Look at a few footers: a `_metadata` left behind by an earlier write lists the same names with other rows."""
+    last = len(files) - 1
+    for index in sorted({last * step // max(1, _SAMPLES - 1) for step in range(_SAMPLES)}):
+        try:
+            footer, _ = read_footer(files[index])
+        except BadFile:
+            return False
+        if rows_of(footer) != rows[index]:
+            return False
+    return True

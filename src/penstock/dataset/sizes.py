@@ -1,0 +1,72 @@
+"""How many bytes of memory one row takes as Arrow columns: what window and budget are computed from.
+
+Asked by the plan through `ParquetSource`. Every rank gets the same figure from the same files: fixed widths come from
+the types, others from the first row group, either its footer or, where that misleads (dictionary pages were seen 125
+to 2,000 times smaller than their columns), a read of it. Estimates; nothing is guaranteed for later row groups.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from penstock.dataset.read import RowGroup
+
+_PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED", "BYTE_STREAM_SPLIT"})
+_VALIDITY = 1 / 8
+_WHOLE_BYTES = 16 << 20
+"""Columns up to this size are measured whole."""
+_SAMPLE_ROWS = 256
+"""Larger ones (images that a writer tried to put in a dictionary) are judged by footer and first rows."""
+
+
+def fixed_bytes(field: pa.Field) -> float | None:
+    """Return the bytes of one value of a fixed-width column, validity included; None: the width varies."""
+    width = _width(field.type)
+    return None if width is None else width + (_VALIDITY if field.nullable else 0)
+
+
+def _width(arrow_type: pa.DataType) -> float | None:
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return _width(arrow_type.storage_type)
+    if pa.types.is_null(arrow_type):
+        return 0
+    if pa.types.is_dictionary(arrow_type):
+        return None
+    if pa.types.is_fixed_size_list(arrow_type):
+        inner = _width(arrow_type.value_type)
+        return None if inner is None else inner * arrow_type.list_size
+    try:
+        return float(arrow_type.bit_width) / 8
+    except ValueError:
+        return None
+
+
+def variable_bytes(group: RowGroup, name: str) -> float:
+    """Return the bytes of one row of a column of varying width, judged by one row group."""
+    leaves = _leaves(group, name)
+    footer = float(sum(leaf.total_uncompressed_size for leaf in leaves)) / group.num_rows
+    if all(_PLAIN.issuperset(leaf.encodings) for leaf in leaves):
+        return footer + _VALIDITY
+    if footer * group.num_rows <= _WHOLE_BYTES:
+        return _measure(group, name, group.num_rows)
+    return float(max(footer, _measure(group, name, _SAMPLE_ROWS)))
+
+
+def _leaves(group: RowGroup, name: str) -> list[Any]:
+    columns = group.footer.row_group(group.index)
+    chunks = map(columns.column, range(columns.num_columns))
+    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{name}.")]
+
+
+def _measure(group: RowGroup, name: str, num_rows: int) -> float:
+    with group.file.root.fs.open_input_file(group.file.path) as stream:
+        # Through a buffer, so that the first rows do not cost the whole column.
+        reader = pq.ParquetFile(stream, metadata=group.footer, pre_buffer=False, buffer_size=1 << 20)
+        batches = reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
+        batch = next(batches)
+        del batches
+    return float(batch.nbytes) / float(batch.num_rows)

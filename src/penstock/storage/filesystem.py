@@ -1,0 +1,214 @@
+"""Turn a path or URL into a `pyarrow.fs` filesystem with a path on it, and list what lies below a folder.
+
+Takes what the user wrote; gives filesystem objects, paths with forward slashes, and listings in one order everywhere.
+It opens no data files, keeps no connection pool of its own and knows nothing of Parquet.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
+
+from penstock.errors import DatasetNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# Extra of ours that brings the library for a URL scheme.
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
+_EXTRAS |= {"hdfs": "hdfs", "webhdfs": "hdfs"}
+_DRIVE = re.compile(r"/*([A-Za-z]:)(?=[/\\]|$)")
+
+
+def resolve(
+    source: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None, filesystem: Any
+) -> tuple[FileSystem, str]:
+    """Return the filesystem of `source` and the path on it, without a slash at the end.
+
+    A path, `~` included, and a `file://` URL are local and come back absolute. Any other URL goes to fsspec with
+    `storage_options`, or to pyarrow where fsspec has nothing installed for it. With `filesystem` (a pyarrow.fs or
+    fsspec object) only the path of a URL is used. Looks nothing up: the path need not exist.
+
+    Raises:
+        DatasetNotFound: a `file://` URL that names another host.
+        ImportError: nothing is installed for the scheme; names the line that installs it.
+    """
+    text = os.fspath(source)
+    if not isinstance(text, str):
+        raise TypeError(f"a source is a path or URL as text; got {source!r}")
+    if filesystem is not None:
+        return to_arrow_filesystem(filesystem), _path_on(filesystem, text)
+    if "://" not in text:
+        return LocalFileSystem(), _local(text)
+    if text.lower().startswith("file://"):
+        return LocalFileSystem(), _local(_file_url_path(text))
+    return _remote(text, dict(storage_options or {}))
+
+
+def to_arrow_filesystem(filesystem: Any) -> FileSystem:
+    """Return `filesystem` as a pyarrow.fs object; fsspec's are wrapped.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(filesystem, FileSystem):
+        return filesystem
+    if not (hasattr(filesystem, "open") and hasattr(filesystem, "protocol")):
+        kind = type(filesystem).__name__
+        raise TypeError(f"filesystem= takes a pyarrow.fs.FileSystem or an fsspec filesystem; got {kind}")
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    protocol = filesystem.protocol
+    if protocol == "file" or (isinstance(protocol, tuple) and "file" in protocol):
+        return LocalFileSystem()
+    return PyFileSystem(FSSpecHandler(filesystem))
+
+
+def _path_on(filesystem: Any, text: str) -> str:
+    if isinstance(to_arrow_filesystem(filesystem), LocalFileSystem):
+        return _local(_file_url_path(text) if text.lower().startswith("file://") else text)
+    path = text.split("://", 1)[1] if "://" in text else text
+    return path.replace("\\", "/").rstrip("/") if "://" not in text else path.rstrip("/")
+
+
+def _local(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path)).replace(os.sep, "/")
+
+
+def _file_url_path(url: str) -> str:
+    r"""Return the path of a `file://` URL: %-escapes decoded, `/C:/x` as `C:/x`, a host only if it is this one.
+
+    >>> _file_url_path("file:///data/a%20b"), _file_url_path("file:///C:/x")
+    ('/data/a b', 'C:/x')
+    """
+    rest = url[len("file://") :]
+    if _DRIVE.match(rest):  # file://C:/x is wrong but common
+        return unquote(rest.lstrip("/"))
+    host, slash, path = rest.partition("/")
+    if host and host.lower() != "localhost":
+        if os.name == "nt":
+            return f"//{host}/{unquote(path)}"
+        raise DatasetNotFound(
+            f"{url} names the host {host!r}; a local file URL has three slashes: file:///{host}/{path}"
+        )
+    return unquote(slash + path) or "/"
+
+
+def _remote(url: str, options: dict[str, Any]) -> tuple[FileSystem, str]:
+    scheme = urlsplit(url).scheme
+    try:
+        import fsspec
+
+        found, path = fsspec.core.url_to_fs(url, **options)
+    except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
+        return _remote_by_arrow(url, options, scheme, exc)
+    return to_arrow_filesystem(found), str(path).rstrip("/")
+
+
+def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exception) -> tuple[FileSystem, str]:
+    if not options:  # they are fsspec's names
+        try:
+            found, path = FileSystem.from_uri(url)
+        except (ValueError, OSError, NotImplementedError):
+            pass
+        else:
+            return found, str(path).rstrip("/")
+    if isinstance(cause, ValueError):
+        raise DatasetNotFound(f"cannot open {url}: {cause}; pass filesystem= for a store that fsspec does not know")
+    extra = _EXTRAS.get(scheme)
+    line = f"pip install 'penstock[{extra}]'" if extra else f"install what fsspec asks for: {cause}"
+    raise ImportError(f"{scheme}:// needs a library that is not installed: {line}") from cause
+
+
+def is_hidden(relative: str) -> bool:
+    """Tell whether a relative path is skipped: a part begins with a dot, or with `_` and is no `_key=value` folder.
+
+    >>> is_hidden("_temporary/0/a.parquet"), is_hidden("_day=1/a.parquet"), is_hidden("a/.b.crc")
+    (True, False, True)
+    """
+    parts = relative.split("/")
+    return any(_is_hidden_name(part, folder=index < len(parts) - 1) for index, part in enumerate(parts))
+
+
+def _is_hidden_name(name: str, *, folder: bool) -> bool:
+    return name.startswith(".") or (name.startswith("_") and not (folder and "=" in name))
+
+
+def list_files(fs: FileSystem, path: str) -> list[tuple[str, int | None]]:
+    """Return (relative path, size) of every file below the folder `path`, hidden names left out, in UTF-8 byte order.
+
+    The size is None where the store does not tell. Costs one listing.
+    """
+    return [entry for entry in walk(fs, path) if not is_hidden(entry[0])]
+
+
+def walk(fs: FileSystem, path: str) -> list[tuple[str, int | None]]:
+    """Return (relative path, size) of every file below the folder `path` in UTF-8 byte order.
+
+    Hidden files are told too, what lies in hidden folders is not promised. A dangling link is told with size 0, so
+    that it is met as a bad file and does not vanish.
+
+    Raises:
+        DatasetNotFound: there is no such folder.
+    """
+    try:
+        found = list(_walk_local(path, "") if isinstance(fs, LocalFileSystem) else _walk_store(fs, path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise not_found(fs, path) from None
+    return sorted(found, key=lambda entry: entry[0].encode("utf-8", "surrogateescape"))
+
+
+def _walk_local(root: str, prefix: str) -> Iterator[tuple[str, int | None]]:
+    """List by hand: pyarrow hides dangling links (a git-annex file that was not fetched) and enters hidden folders."""
+    folders = []
+    with os.scandir(os.path.join(root, prefix)) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if not _is_hidden_name(entry.name, folder=True) and not _leads_back(entry):
+                    folders.append(f"{prefix}{entry.name}/")
+            else:
+                yield f"{prefix}{entry.name}", _size(entry)
+    for folder in folders:
+        yield from _walk_local(root, folder)
+
+
+def _leads_back(entry: os.DirEntry[str]) -> bool:
+    """Tell whether a folder is a link to one that holds it, which would never end."""
+    if not entry.is_symlink():
+        return False
+    target = os.path.realpath(entry.path)
+    return os.path.commonpath([target, os.path.realpath(os.path.dirname(entry.path))]) == target
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _walk_store(fs: FileSystem, root: str) -> Iterator[tuple[str, int | None]]:
+    prefix = root.rstrip("/") + "/" if root else ""
+    for info in fs.get_file_info(FileSelector(root, recursive=True)):
+        relative = info.path.removeprefix(prefix).removeprefix("/" + prefix)
+        # Stores mark folders by empty objects: the root itself, or a name with a slash at the end.
+        if info.type == FileType.File and relative and not relative.endswith("/") and relative != root:
+            yield relative, info.size
+
+
+def not_found(fs: FileSystem, path: str) -> DatasetNotFound:
+    """Return the error for a path that is not there, with near names from the folder that should hold it."""
+    parent, name = posixpath.split(path.rstrip("/"))
+    try:
+        names = [info.base_name for info in fs.get_file_info(FileSelector(parent))]
+    except (OSError, NotImplementedError):
+        return DatasetNotFound(f"nothing at {path!r}, and no folder {parent!r} either; check the path")
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"check the path (in {parent!r})"
+    return DatasetNotFound(f"nothing at {path!r}; {hint}")

@@ -1,0 +1,75 @@
+"""Expand patterns such as `data/2024-*/part-?.parquet` on any filesystem, in one order everywhere.
+
+Takes a filesystem and a pattern, gives the files and folders that match. Lists folder by folder as the pattern goes
+down, so a pattern near the root of a large store costs no more than the folders it names. Reads no files.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any
+
+from pyarrow.fs import FileSelector, FileType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    FileSystem = Any
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+def has_magic(path: str) -> bool:
+    """Tell whether `path` holds `*`, `?` or `[`."""
+    return _MAGIC.search(path) is not None
+
+
+def expand_glob(fs: FileSystem, pattern: str) -> tuple[str, list[Any]]:
+    """Return the folder above the first wildcard and the matches below it, as FileInfo in UTF-8 byte order.
+
+    `*`, `?` and `[...]` stay within one name, `**` stands for any number of folders. Names that begin with a dot or
+    an underscore match only where the pattern does too (`_key=value` folders always). No match gives an empty list.
+    """
+    parts = pattern.split("/")
+    first = next(index for index, part in enumerate(parts) if has_magic(part))
+    base = "/".join(parts[:first]) or ("/" if pattern.startswith("/") else "")
+    found = {info.path: info for info in _match(fs, base, parts[first:])}
+    return base, [found[path] for path in sorted(found, key=lambda path: path.encode("utf-8", "surrogateescape"))]
+
+
+def _match(fs: FileSystem, folder: str, parts: list[str]) -> Iterator[Any]:
+    """Yield what matches `parts` below `folder`; one listing for each folder entered."""
+    part, rest = parts[0], parts[1:]
+    if not has_magic(part):
+        yield from _match_plain(fs, folder, parts)
+        return
+    infos = fs.get_file_info(FileSelector(folder, allow_not_found=True))
+    if part == "**":
+        if rest:
+            yield from _match(fs, folder, rest)
+        else:
+            yield from (info for info in infos if info.type == FileType.File and _matches(info, "*"))
+    for info in infos:
+        if part == "**" and info.type == FileType.Directory and _matches(info, "*"):
+            yield from _match(fs, info.path, parts)
+        elif part != "**" and _matches(info, part):
+            yield from [info] if not rest else _deeper(fs, info, rest)
+
+
+def _match_plain(fs: FileSystem, folder: str, parts: list[str]) -> Iterator[Any]:
+    info = fs.get_file_info(posixpath.join(folder, parts[0]))
+    if info.type != FileType.NotFound:
+        yield from [info] if len(parts) == 1 else _deeper(fs, info, parts[1:])
+
+
+def _deeper(fs: FileSystem, info: Any, rest: list[str]) -> Iterator[Any]:
+    if info.type == FileType.Directory:
+        yield from _match(fs, info.path, rest)
+
+
+def _matches(info: Any, pattern: str) -> bool:
+    name = info.base_name
+    hidden = name.startswith(".") or (name.startswith("_") and "=" not in name)
+    return fnmatch.fnmatchcase(name, pattern) and (not hidden or pattern[0] in "._")

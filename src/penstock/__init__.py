@@ -1,0 +1,24 @@
+"""Penstock feeds training from the Parquet you already have: one exact order, resumable at any row, bounded memory.
+
+Start with `penstock.open(url)`, which gives a `Dataset`; `Dataset.loader(...)` gives batches. `penstock.write` makes
+datasets without Spark. Importing this package imports no framework.
+"""
+
+from penstock import codecs, errors
+from penstock.api import Dataset, Loader, open
+from penstock.codecs import register_codec
+from penstock.schema import Unischema, UnischemaField
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Dataset",
+    "Loader",
+    "Unischema",
+    "UnischemaField",
+    "__version__",
+    "codecs",
+    "errors",
+    "open",
+    "register_codec",
+]

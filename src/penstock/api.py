@@ -1,0 +1,326 @@
+"""The public face: `open` a dataset, look at it, load it.
+
+The only file that sees all stages: facts from `dataset`, orders from `plan`, batches from `engine`. It adds no work of
+its own; options are checked here once and handed down as frozen values.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from penstock.dataset import Selection, open_parquet, pick_columns
+from penstock.display import dataset_html, dataset_text
+from penstock.engine.build import Builder
+from penstock.engine.columns import columns_of
+from penstock.engine.finish import Finisher
+from penstock.engine.loader import Facts, Loader
+from penstock.engine.memory import BlockPool
+from penstock.engine.stats import Stats
+from penstock.engine.take import take_rows
+from penstock.errors import PlanError
+from penstock.options import MEMORY_BYTES, WINDOW_BYTES, LoaderOptions
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.dataset import ParquetSource
+    from penstock.engine.columns import Column
+    from penstock.engine.finish import Batch
+    from penstock.options import OnError, Pool, Remainder, Shuffle
+    from penstock.plan.plan import Plan
+    from penstock.schema import Unischema
+
+__all__ = ["Dataset", "Loader", "open"]
+
+
+def open(  # noqa: PLR0913 -- a public factory takes flat keywords
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    columns: Iterable[Any] | None = None,
+    filters: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+    schema: Unischema | None = None,
+    on_error: OnError = "raise",
+) -> Dataset:
+    """Open a dataset: a URL or path of a folder, a file or a pattern, or a list of them.
+
+    Reads the footers of all files (in threads; a `_metadata` that lists every file spares that), no data, and keeps no
+    file open. Columns come in the order given, else as stored.
+
+    Args:
+        source: Where the data is. A list keeps its order; inside a folder files go by relative path.
+        columns: Names, fields or regular expressions that match whole names; None for all.
+        filters: Rows to keep: tuples such as ``[("split", "=", "train")]``, lists of such lists (or), or a pyarrow
+            expression; see `Dataset.where`.
+        storage_options: Passed to fsspec for URLs.
+        filesystem: A pyarrow or fsspec filesystem to use instead of the URL's.
+        schema: A Unischema that overrides the stored or inferred one.
+        on_error: "skip" leaves out files that cannot be read and lists them in `Dataset.skipped`.
+
+    Raises:
+        DatasetNotFound: Nothing is there, or no Parquet file.
+        BadFile: A file is damaged.
+        SchemaError: Files disagree, or a column is missing or of a type without a mapping (docs/types.md).
+    """
+    found = open_parquet(
+        source,
+        storage_options=storage_options,
+        filesystem=filesystem,
+        columns=columns,
+        schema=schema,
+        on_error=on_error,
+    )
+    names = pick_columns(found.arrow_schema.names, columns)
+    opened = Dataset(found, Selection.all(found.chunk_rows), names)
+    return opened if filters is None else opened.where(filters)
+
+
+class Dataset:
+    """Rows of a dataset: some columns, some rows, in their natural order. A value: `select` and `where` give new ones.
+
+    Opening reads no data; a filter that statistics cannot decide reads its own columns once, when `where` is called.
+    """
+
+    def __init__(self, source: ParquetSource, selection: Selection, names: Sequence[str]) -> None:
+        self._source = source
+        self._selection = selection
+        self._names = tuple(names)
+        self._ends: NDArray[np.int64] = np.cumsum(selection.counts)
+        self._schema: Unischema | None = None
+        self._columns: tuple[Column, ...] | None = None
+        self._columns = self._make_columns()  # refuses unsupported types now, not at the first batch
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def schema(self) -> Unischema:
+        """The fields of the chosen columns, in order."""
+        if self._schema is None:
+            fields = self._source.unischema.fields
+            whole = list(fields) == list(self._names)
+            view = (
+                self._source.unischema
+                if whole
+                else self._source.unischema.create_schema_view([fields[n] for n in self._names])
+            )
+            self._schema = view
+        return self._schema
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the chosen columns, in order."""
+        return self._names
+
+    @property
+    def chunks(self) -> list[tuple[str, int, int]]:
+        """File, row group and selected rows of every chunk, in natural order."""
+        source = self._source
+        files = (source.files[file] for file in source.chunk_file.tolist())
+        return list(zip(files, source.chunk_group.tolist(), self._selection.counts.tolist(), strict=True))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Relative paths of the files, in order."""
+        return self._source.files
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files on disk."""
+        return int(self._source.file_sizes.sum())
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of relative paths, sizes and rows of row groups; the same for a copy elsewhere."""
+        return self._source.fingerprint
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """Files left out under on_error="skip", each with the reason."""
+        return list(self._source.skipped)
+
+    def __repr__(self) -> str:
+        return dataset_text(self)
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self)
+
+    # -- other views --------------------------------------------------------------------------------------------------
+
+    def select(self, columns: Iterable[Any] | str) -> Dataset:
+        """Return the dataset with these columns only, in this order: names, fields or regular expressions."""
+        return Dataset(self._source, self._selection, pick_columns(self._source.arrow_schema.names, columns))
+
+    def where(self, filters: Any) -> Dataset:
+        """Return the dataset with only the rows that `filters` keeps; combines with earlier filters (and).
+
+        Takes tuples ``(column, operator, value)`` in a list (and), a list of such lists (or), or a pyarrow expression,
+        over any stored or partition column. Partitions and statistics rule out whole row groups first; what is left is
+        evaluated once, here, in threads, reading only the columns that the filter names.
+        """
+        from penstock.dataset.filters import normalise, select
+        from penstock.engine.host import default_workers
+
+        expression = normalise(filters, self._source.arrow_schema)
+        if expression is None:
+            return self
+        return Dataset(
+            self._source, select(self._source, expression, self._selection, workers=default_workers()), self._names
+        )
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        """Return one row as a dict (an int), or rows as a batch (a slice or indices). Reads the row groups concerned."""
+        if isinstance(index, slice):
+            return self.take(range(*index.indices(len(self))))
+        if np.ndim(index):
+            return self.take(index)
+        batch = self.take([operator.index(index)])
+        return {name: _value(values) for name, values in batch.items()}
+
+    def take(self, indices: Iterable[int]) -> Batch:
+        """Return these rows as one batch, in the order given; reads each row group concerned once.
+
+        Negative indices count from the end; a row may be asked for twice.
+        """
+        wanted = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
+        if wanted.dtype == np.bool_ or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise TypeError(f"take() wants whole numbers, got {wanted.dtype}; a mask becomes indices by np.flatnonzero")
+        wanted = wanted.astype(np.int64)
+        total = len(self)
+        outside = (wanted < -total) | (wanted >= total)
+        if outside.any():
+            raise IndexError(f"row {int(wanted[outside][0])} is outside of a dataset of {total} rows")
+        wanted = np.where(wanted < 0, wanted + total, wanted)
+        chunk = np.searchsorted(self._ends, wanted, "right")
+        return take_rows(self._builder(), chunk, wanted - (self._ends - self._selection.counts)[chunk])
+
+    def head(self, n: int = 5) -> Batch:
+        """Return the first `n` rows as one batch."""
+        return self.take(range(min(n, len(self))))
+
+    def __iter__(self) -> Any:
+        raise TypeError("a dataset is not iterated row by row; use ds.loader(batch_size=...) for batches, or ds[i]")
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
+        self,
+        *,
+        batch_size: int,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        epochs: int | None = 1,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world: int | None = None,
+        remainder: Remainder = "drop",
+        transform: Callable[..., Mapping[str, Any]] | None = None,
+        pool: Pool = "thread",
+        workers: int | None = None,
+        memory_bytes: int | None = None,
+        window_bytes: int = WINDOW_BYTES,
+        lanes: int | None = None,
+        on_error: OnError = "raise",
+        skip_limit: int | None = None,
+        pad: Any = None,
+    ) -> Loader:
+        """Return a loader of batches in one global order that can be saved and resumed at any batch.
+
+        The order depends on the dataset, the rows selected, `shuffle`, `seed`, the epoch and the window; not on ranks,
+        workers, batch size or columns. See docs/loader.md for every option.
+
+        Args:
+            batch_size: Rows of a batch on each rank.
+            shuffle: False: as stored; True: rows shuffled within the window; "groups": row groups permuted only.
+            seed: Picks the order.
+            epochs: Epochs of one pass; None for ever.
+            drop_last: Leave out a last batch that is not full.
+            rank: This process's part, with `world`; default: torch.distributed, JAX or the launcher's environment.
+            world: Number of parts.
+            remainder: Rows that do not divide by `world`: "drop", "pad" (with a mask column `_valid`) or "uneven".
+            transform: Function of the batch (a dict of columns), which may also take `rng` and `positions`; it may add,
+                drop and reshape columns, not rows.
+            pool: "thread", "process" (for transforms that hold the GIL) or "serial" (for debugging).
+            workers: Threads or processes; default: this rank's share of the cores.
+            memory_bytes: Bytes that window, reads and batches in flight may take; default 3 GiB, less on small hosts.
+            window_bytes: Shuffle window of the whole job, in bytes.
+            lanes: Lanes of the shuffled order; default: chosen to fit the window.
+            on_error: "raise", or "skip" damaged rows and list them in `Loader.skipped`.
+            skip_limit: With "skip": more skipped rows than this are an error.
+            pad: Fill value for columns of variable shape (or a dict of them), which otherwise come as lists.
+
+        Raises:
+            PlanError: Options that contradict each other.
+            BudgetError: Too few bytes for the window, one read and two batches; names the least.
+        """
+        return Loader(self._facts(), LoaderOptions(
+            batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, drop_last=drop_last, rank=rank, world=world,
+            remainder=remainder, transform=transform, pool=pool, workers=workers, memory_bytes=memory_bytes,
+            window_bytes=window_bytes, lanes=lanes, on_error=on_error, skip_limit=skip_limit, pad=pad,
+        ))  # fmt: skip
+
+    def plan(  # noqa: PLR0913 -- mirrors `loader`
+        self,
+        *,
+        batch_size: int,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        epochs: int | None = 1,
+        world: int = 1,
+        remainder: Remainder = "drop",
+        drop_last: bool = False,
+        window_bytes: int = WINDOW_BYTES,
+        memory_bytes: int = MEMORY_BYTES,
+        lanes: int | None = None,
+    ) -> Plan:
+        """Return what a loader with these options would do, as a value to print; reads no data."""
+        from penstock.engine.describe import describe
+
+        options = LoaderOptions(
+            batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, rank=0, world=world, remainder=remainder,
+            drop_last=drop_last, window_bytes=window_bytes, memory_bytes=memory_bytes, lanes=lanes,
+        )  # fmt: skip
+        return describe(self._facts(), options)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _make_columns(self) -> tuple[Column, ...]:
+        schema, stored = self._source.unischema, self._source.arrow_schema
+        return columns_of(
+            [schema.fields[name] for name in self._names], [stored.field(name).type for name in self._names]
+        )
+
+    def _facts(self) -> Facts:
+        if not self._names:
+            raise PlanError("no columns are selected: there is nothing to load; select at least one")
+        source, selection = self._source, self._selection
+        return Facts(
+            source, selection, cast("tuple[Column, ...]", self._columns), selection.counts, source.chunk_rows,
+            source.row_bytes(), source.column_bytes(self._names), source.fingerprint, selection.digest(),
+        )  # fmt: skip
+
+    def _builder(self) -> Builder:
+        columns = cast("tuple[Column, ...]", self._columns)
+        finisher = Finisher(columns, None, skip=False)
+        return Builder(self._source, self._selection, columns, finisher, BlockPool(keep=0), Stats(), 1, 0, pad=False)
+
+
+def _value(values: Any) -> Any:
+    """Return the only row of a column as a value: None where it is null."""
+    one = values[0]
+    if one is np.ma.masked:
+        return None
+    if isinstance(one, np.ma.MaskedArray):
+        return None if one.mask.all() else one
+    return one

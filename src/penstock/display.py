@@ -1,0 +1,75 @@
+"""A dataset as text and as HTML: its schema and its size, for people at a prompt or in a notebook.
+
+Looks only at facts that are already there; reads no data.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from penstock.api import Dataset
+
+_MOST_COLUMNS = 40
+
+
+def size_text(num_bytes: float) -> str:
+    """Return bytes as a person reads them."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(num_bytes) < 1024 or unit == "TiB":
+            return f"{num_bytes:.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return ""
+
+
+def headline(dataset: Dataset) -> str:
+    """Return rows, columns, files, row groups and size in one line."""
+    groups = len(dataset.chunks)
+    return (
+        f"{len(dataset):,} rows x {_count(len(dataset.columns), 'column')} in {_count(len(dataset.files), 'file')}, "
+        f"{_count(groups, 'row group')}, {size_text(dataset.num_bytes)}"
+    )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
+def schema_rows(dataset: Dataset) -> list[tuple[str, str, str, str, str]]:
+    """Return name, dtype, shape, nullable and codec of every column, as text."""
+    rows = []
+    for name, field in dataset.schema.fields.items():
+        dtype = field.numpy_dtype
+        kind = "any" if dtype is None else getattr(dtype, "__name__", None) or str(np.dtype(dtype))
+        shape = "scalar" if field.shape == () else "x".join("?" if n is None else str(n) for n in field.shape)
+        rows.append(
+            (name, kind, shape, "nullable" if field.nullable else "", "" if field.codec is None else str(field.codec))
+        )
+    return rows
+
+
+def dataset_text(dataset: Dataset) -> str:
+    """Return the headline and one line a column."""
+    rows = schema_rows(dataset)
+    widths = [max((len(row[i]) for row in rows[:_MOST_COLUMNS]), default=0) for i in range(5)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows[:_MOST_COLUMNS]
+    ]
+    more = [f"... and {len(rows) - _MOST_COLUMNS:,} more columns"] if len(rows) > _MOST_COLUMNS else []
+    return "\n".join([f"Dataset: {headline(dataset)}", *(f"  {line}" for line in lines + more)])
+
+
+def dataset_html(dataset: Dataset) -> str:
+    """Return the same as a small table."""
+    head = "".join(f"<th style='text-align:left'>{name}</th>" for name in ("column", "dtype", "shape", "", "codec"))
+    rows = schema_rows(dataset)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows[:_MOST_COLUMNS]
+    )
+    more = f"<p>... and {len(rows) - _MOST_COLUMNS:,} more columns</p>" if len(rows) > _MOST_COLUMNS else ""
+    return f"<div><b>Dataset</b>: {html.escape(headline(dataset))}<table><tr>{head}</tr>{body}</table>{more}</div>"

@@ -1,0 +1,319 @@
+"""The work itself, as plain functions of their arguments: read a chunk, index a span, build its batches.
+
+Called by `run` from whichever thread has nothing better to do. Every error leaves here with its place: file, row
+group, row and column. Holds no lock and keeps no state but the pool of batch memory.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+
+from penstock.codecs import Cells
+from penstock.engine.chunk import Chunk, LostChunk, make_chunk
+from penstock.engine.finish import CellLost, Lost, Place
+from penstock.engine.gather import Gathered, Picks, Runs, gather
+from penstock.errors import BadFile, DecodeError, TransformError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from penstock.engine.columns import Column
+    from penstock.engine.finish import Batch, Finisher
+    from penstock.engine.memory import BlockPool
+    from penstock.engine.stats import Stats
+    from penstock.engine.window import EpochWork
+
+
+class Source(Protocol):
+    """What the engine asks of a dataset."""
+
+    def read_chunk(self, chunk: int, columns: Sequence[str]) -> pa.Table:
+        """Read one row group."""
+
+    def path_of(self, chunk: int) -> str:
+        """Name the file of a chunk."""
+
+    chunk_group: NDArray[np.int32]
+
+
+class RowFilter(Protocol):
+    """What the engine asks of a selection."""
+
+    def rows_of(self, chunk: int) -> NDArray[np.int64] | None:
+        """Return the selected rows of a chunk; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that was left out under on_error="skip"."""
+
+    path: str
+    """File it lies in."""
+    row_group: int
+    """Row group of that file."""
+    row: int
+    """Row of that row group."""
+    column: str
+    """Column that could not be read or decoded."""
+    reason: str
+    """What was wrong."""
+
+
+@dataclass(slots=True)
+class Span:
+    """Some consecutive batches of one epoch, gathered together."""
+
+    work: EpochWork
+    number: int
+    """Counts the spans of a run."""
+    first_step: int
+    end_step: int
+    lo: int
+    hi: int
+    """Items of this rank in this epoch."""
+    chunks: NDArray[np.int64] | None = None
+    """The distinct chunks its rows lie in, once indexed."""
+    part: NDArray[np.intp] | None = None
+    rows: NDArray[np.int64] | None = None
+    runs: list[tuple[int, int, int]] | None = None
+    positions: NDArray[np.int64] | None = None
+    """Global position of every item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One finished batch."""
+
+    work: EpochWork
+    steps: int
+    """Steps of the epoch that are out once this batch is delivered."""
+    batch: Batch
+    num_rows: int
+    skipped: tuple[Skipped, ...]
+
+
+def index_span(span: Span, num_chunks: int) -> None:
+    """Ask the plan where the rows of a span lie."""
+    plan = span.work.plan
+    span.positions = plan.positions(span.lo, span.hi)
+    span.runs = plan.runs(span.lo, span.hi)
+    if span.runs is not None:
+        span.chunks = np.unique(np.array([chunk for chunk, _, _ in span.runs], np.int64))
+        return
+    chunk, span.rows = plan.rows(span.lo, span.hi)
+    number = np.zeros(num_chunks, np.intp)
+    number[chunk] = 1
+    distinct = np.flatnonzero(number)
+    number[distinct] = np.arange(len(distinct))
+    span.part = number[chunk]
+    span.chunks = distinct  # last: other threads take a span for indexed once this is there
+
+
+def span_rows(span: Span) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the chunk and the row of every item of an indexed span; for errors and damaged data only."""
+    if span.runs is None:
+        return cast("NDArray[np.int64]", span.chunks)[span.part], cast("NDArray[np.int64]", span.rows)
+    rows = [np.arange(first, end) for _, first, end in span.runs]
+    chunks = [np.full(end - first, chunk) for chunk, first, end in span.runs]
+    return np.concatenate(chunks), np.concatenate(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Builds batches of one run."""
+
+    source: Source
+    selection: RowFilter
+    columns: tuple[Column, ...]
+    finisher: Finisher
+    pool: BlockPool
+    stats: Stats
+    batch_size: int
+    seed: int
+    pad: bool
+    """Whether batches carry the mask `_valid`."""
+
+    def read(self, chunk: int) -> Chunk | LostChunk:
+        """Read one chunk, selected rows only; a failure becomes a `LostChunk`."""
+        began = time.perf_counter()
+        try:
+            table = self.source.read_chunk(chunk, [column.name for column in self.columns])
+            rows = self.selection.rows_of(chunk)
+            made = make_chunk(chunk, table if rows is None else take_table_rows(table, rows), self.columns)
+        except Exception as error:  # noqa: BLE001 -- whoever needs a row of it meets the error, with its cause
+            return LostChunk(chunk, error)
+        self.stats.read(time.perf_counter() - began, made.num_bytes)
+        return made
+
+    def build(self, span: Span, chunks: dict[int, Chunk | LostChunk], *, views: bool, finish: Any) -> list[Built]:
+        """Gather a span and finish its batches; `finish` is the finisher, or its stand-in in another process."""
+        began = time.perf_counter()
+        lost = {index: chunk for index, chunk in chunks.items() if isinstance(chunk, LostChunk)}
+        if lost:
+            return self._build_around(span, chunks, lost, finish)
+        rows = _rows(span, cast("dict[int, Chunk]", chunks), views=views)
+        columns = gather(rows, self.columns, self.pool)
+        self.stats.gathered(time.perf_counter() - began)
+        return [self._batch(span, columns, step, finish) for step in range(span.first_step, span.end_step)]
+
+    def _batch(self, span: Span, columns: list[Gathered], step: int, finish: Any) -> Built:
+        lo = step * self.batch_size
+        hi = min(lo + self.batch_size, span.hi)
+        return self._finish(
+            span, [_slice(one, lo - span.lo, hi - span.lo) for one in columns], np.arange(lo, hi), finish
+        )
+
+    def _finish(
+        self,
+        span: Span,
+        columns: list[Gathered],
+        items: NDArray[np.int64],
+        finish: Any,
+        before: tuple[Skipped, ...] = (),
+    ) -> Built:
+        began = time.perf_counter()
+        plan = span.work.plan
+        step = int(items[0]) // self.batch_size if len(items) else span.first_step
+        positions = cast("NDArray[np.int64]", span.positions)[items - span.lo]
+        try:
+            batch, lost = finish.finish(columns, Place(self.seed, span.work.epoch, positions), self.pool)
+        except CellLost as error:
+            raise self.decode_error(span, int(items[error.row]), error) from error.__cause__
+        except TransformError as error:
+            raise TransformError(f"{error}; in {self._where(span, items)}") from error.__cause__
+        except Exception as error:
+            if self.finisher.transform is None:
+                raise
+            raise TransformError(
+                f"the transform raised {type(error).__name__}: {error}; in {self._where(span, items)}"
+            ) from error
+        skipped = before + tuple(self._skipped(span, int(items[one.row]), one) for one in lost)
+        if lost:
+            positions = np.delete(positions, [one.row for one in lost])
+        if self.pad:
+            batch["_valid"] = positions < plan.total_rows
+        self.stats.finished(time.perf_counter() - began)
+        return Built(span.work, step + 1, batch, len(positions), skipped)
+
+    def _build_around(
+        self, span: Span, chunks: dict[int, Chunk | LostChunk], lost: dict[int, LostChunk], finish: Any
+    ) -> list[Built]:
+        """Build a span some of whose chunks could not be read: an error, or batches without those rows."""
+        if not self.finisher.skip:
+            raise self._read_error(span, lost)
+        chunk, row = span_rows(span)
+        built = []
+        for step in range(span.first_step, span.end_step):
+            lo, hi = step * self.batch_size, min((step + 1) * self.batch_size, span.hi)
+            ids, rows = chunk[lo - span.lo : hi - span.lo], row[lo - span.lo : hi - span.lo]
+            bad = np.isin(ids, list(lost))
+            gone = tuple(self._lost_row(lost[int(c)], int(c), int(r)) for c, r in zip(ids[bad], rows[bad], strict=True))
+            good = _picks(ids[~bad], rows[~bad], cast("dict[int, Chunk]", chunks))
+            columns = gather(good, self.columns, self.pool)
+            one = self._finish(span, columns, np.arange(lo, hi)[~bad], finish, gone)
+            built.append(Built(one.work, step + 1, one.batch, one.num_rows, one.skipped))
+        return built
+
+    def _lost_row(self, lost: LostChunk, chunk: int, row: int) -> Skipped:
+        column = getattr(lost.error, "column", None) or ""
+        return Skipped(
+            self.source.path_of(chunk),
+            int(self.source.chunk_group[chunk]),
+            self._file_row(chunk, row),
+            column,
+            str(lost.error),
+        )
+
+    def _read_error(self, span: Span, lost: dict[int, LostChunk]) -> Exception:
+        chunk = min(lost)
+        error = lost[chunk].error
+        if isinstance(error, (BadFile, DecodeError)):
+            return error
+        where = f"{self.source.path_of(chunk)}, row group {self.source.chunk_group[chunk]}"
+        failure = BadFile(
+            f"cannot read {where}: {type(error).__name__}: {error}",
+            path=self.source.path_of(chunk),
+            row_group=int(self.source.chunk_group[chunk]),
+        )
+        failure.__cause__ = error
+        return failure
+
+    def _file_row(self, chunk: int, row: int) -> int:
+        rows = self.selection.rows_of(chunk)
+        return row if rows is None else int(rows[row])
+
+    def _locate(self, span: Span, item: int) -> tuple[str, int, int]:
+        chunks, rows = span_rows(span)
+        chunk, row = int(chunks[item - span.lo]), int(rows[item - span.lo])
+        return self.source.path_of(chunk), int(self.source.chunk_group[chunk]), self._file_row(chunk, row)
+
+    def decode_error(self, span: Span, item: int, error: CellLost) -> DecodeError:
+        """Say where a cell that cannot be decoded lies."""
+        path, group, row = self._locate(span, item)
+        return DecodeError(
+            f"cannot decode column {error.column!r} in {path}, row group {group}, row {row}: {error.reason}; "
+            'on_error="skip" leaves such rows out and lists them',
+            path=path, row_group=group, row=row, column=error.column,
+        )  # fmt: skip
+
+    def _skipped(self, span: Span, item: int, lost: Lost) -> Skipped:
+        return Skipped(*self._locate(span, item), lost.column, lost.reason)
+
+    def _where(self, span: Span, items: NDArray[np.int64]) -> str:
+        """Name the rows of a batch for an error: the first few row groups and rows."""
+        places: dict[tuple[str, int], list[int]] = {}
+        for item in items[:256].tolist():
+            path, group, row = self._locate(span, item)
+            places.setdefault((path, group), []).append(row)
+        named = [f"{path}, row group {group}, {_row_list(rows)}" for (path, group), rows in list(places.items())[:3]]
+        return "; ".join(named) + (f"; and {len(places) - 3} more row groups" if len(places) > 3 else "")
+
+
+def _row_list(rows: list[int]) -> str:
+    rows = sorted(rows)
+    if rows == list(range(rows[0], rows[-1] + 1)) and len(rows) > 1:
+        return f"rows {rows[0]} to {rows[-1]}"
+    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{', ...' if len(rows) > 5 else ''}"
+
+
+def take_table_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Return some rows of a table, each column in one array."""
+    import pyarrow as pa
+
+    index = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
+    return table.take(index).combine_chunks()
+
+
+def _rows(span: Span, chunks: dict[int, Chunk], *, views: bool) -> Runs | Picks:
+    if span.runs is not None:
+        return Runs([chunks[c] for c, _, _ in span.runs], [(a, b) for _, a, b in span.runs], views=views)
+    found = cast("NDArray[np.int64]", span.chunks)
+    return Picks(
+        [chunks[int(c)] for c in found], cast("NDArray[np.intp]", span.part), cast("NDArray[np.int64]", span.rows)
+    )
+
+
+def _picks(ids: NDArray[np.int64], rows: NDArray[np.int64], chunks: dict[int, Chunk]) -> Picks:
+    distinct, part = np.unique(ids, return_inverse=True)
+    return Picks([chunks[int(c)] for c in distinct], part.astype(np.intp), rows)
+
+
+def _slice(one: Gathered, lo: int, hi: int) -> Gathered:
+    """Cut one batch out of a gathered column."""
+    valid = None if one.valid is None else one.valid[lo:hi]
+    if valid is not None and valid.all():
+        valid = None
+    if one.values is not None:
+        return Gathered(one.values[lo:hi], valid)
+    if one.rows is not None:
+        return Gathered(rows=one.rows[lo:hi])
+    cells = cast("Cells", one.cells)
+    part = None if cells.part is None else cells.part[lo:hi]
+    return Gathered(valid=valid, cells=Cells(cells.parts, part, cells.start[lo:hi], cells.stop[lo:hi], valid))

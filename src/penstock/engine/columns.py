@@ -1,0 +1,82 @@
+"""What each column of a batch is made of, decided once when a loader is built.
+
+Takes the schema's fields and the stored Arrow types; gives one `Column` for each name, in the user's order. Gathering
+(`gather`) and finishing (`finish`) look at `form` and nothing else to choose their path. Reads no data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.codecs.arrow import Fixed, Objects, column_kind
+from penstock.codecs.base import Codec, column_dtype, has_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    import pyarrow as pa
+
+    from penstock.schema.unischema import UnischemaField
+
+Form = Literal["fixed", "cells", "ragged", "objects"]
+
+_VARIABLE_GUESS_BYTES = 1 << 16
+"""Decoded bytes assumed for a cell of unknown shape until one has been seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a batch."""
+
+    name: str
+    field: UnischemaField
+    form: Form
+    """fixed: stacked, straight from Arrow; cells: encoded, decoded into a stacked array; ragged: encoded, decoded into a
+    list; objects: Python values."""
+    dtype: np.dtype[Any] | None
+    """Of the stacked array."""
+    shape: tuple[int, ...]
+    """Of one row of the stacked array."""
+    kind: Fixed | Objects | None
+    """How Arrow memory becomes values (fixed and objects)."""
+
+    @property
+    def light(self) -> bool:
+        """Whether a row needs no decoding, or may need none: such rows are gathered for several batches at once."""
+        return self.form == "fixed" or (self.form == "cells" and has_view(self.field.codec))
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one row in the batch; a guess for variable columns."""
+        if self.dtype is None:
+            return _VARIABLE_GUESS_BYTES if self.form == "ragged" else 64
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def has_view(codec: object) -> bool:
+    """Tell whether a codec may hand out uniform cells without decoding them."""
+    return isinstance(codec, Codec) and type(codec).view_column is not Codec.view_column
+
+
+def columns_of(fields: Iterable[UnischemaField], types: Sequence[pa.DataType]) -> tuple[Column, ...]:
+    """Return the columns of these fields, stored as these Arrow types; refuses what docs/types.md refuses."""
+    return tuple(_column(field, kind) for field, kind in zip(fields, types, strict=True))
+
+
+def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
+    if not has_cells(field.codec):
+        return _plain(field, arrow_type)
+    dtype = column_dtype(field)
+    if dtype is None:
+        return Column(field.name, field, "ragged", None, (), None)
+    return Column(field.name, field, "cells", dtype, tuple(field.shape), None)
+
+
+def _plain(field: UnischemaField, arrow_type: pa.DataType) -> Column:
+    kind = column_kind(arrow_type, numpy_dtype=field.numpy_dtype, name=field.name, shape=field.shape)
+    if isinstance(kind, Fixed):
+        return Column(field.name, field, "fixed", kind.dtype, kind.shape, kind)
+    return Column(field.name, field, "objects", None, (), kind)

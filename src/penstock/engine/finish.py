@@ -1,0 +1,221 @@
+"""Turn gathered columns into the batch the user sees: decode, mask nulls, pad, transform.
+
+Runs in a thread of the engine or in a process of the pool; sees one batch and knows no file names. A cell that cannot
+be decoded is reported by its row in the batch (`Lost`); the caller knows where that row came from.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from penstock.codecs.base import CellError, decode_column, decode_list
+from penstock.codecs.arrow import mask
+from penstock.engine.memory import Cutter, aligned
+from penstock.errors import TransformError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.codecs import Cells
+    from penstock.engine.columns import Column
+    from penstock.engine.gather import Gathered
+    from penstock.engine.memory import BlockPool
+
+Batch = dict[str, Any]
+
+
+class CellLost(Exception):
+    """A cell of the batch cannot be decoded: `row` of the batch, `column`, and the cause."""
+
+    def __init__(self, row: int, column: str, reason: str) -> None:
+        super().__init__(row, column, reason)
+        self.row = row
+        self.column = column
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A row left out of the batch, by its row in the batch as planned."""
+
+    row: int
+    column: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a batch stands in the order; what a transform may ask for."""
+
+    seed: int
+    epoch: int
+    positions: NDArray[np.int64]
+
+    def rng(self) -> np.random.Generator:
+        """Return the generator keyed by (seed, epoch, position of the batch's first row)."""
+        first = int(self.positions[0]) if len(self.positions) else 0
+        return np.random.Generator(np.random.Philox(key=[self.seed, self.epoch], counter=[0, first, 0, 2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Finisher:
+    """Finishes batches; small and picklable, so that a process of the pool gets one at its start."""
+
+    columns: tuple[Column, ...]
+    transform: Callable[..., Mapping[str, Any]] | None
+    skip: bool
+    pad: Any = None
+    wants: frozenset[str] = field(default=frozenset())
+    """Which of `rng` and `positions` the transform takes."""
+
+    def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
+        """Return the batch and the rows that were left out of it (only under `skip`)."""
+        num_rows = len(place.positions)
+        lost: dict[int, Lost] = {}
+        batch = self._decoded(gathered, num_rows, pool, lost)
+        if lost:
+            keep = np.ones(num_rows, np.bool_)
+            keep[list(lost)] = False
+            batch = {name: _keep(values, keep) for name, values in batch.items()}
+            place = Place(place.seed, place.epoch, place.positions[keep])
+        if self.pad is not None:
+            batch = {name: self._padded(name, values) for name, values in batch.items()}
+        if self.transform is not None:
+            batch = self._transformed(batch, place)
+        return batch, [lost[row] for row in sorted(lost)]
+
+    def _decoded(self, gathered: Sequence[Gathered], num_rows: int, pool: BlockPool, lost: dict[int, Lost]) -> Batch:
+        need = sum(
+            aligned(column.item_bytes * num_rows)
+            for column, one in zip(self.columns, gathered, strict=True)
+            if column.form == "cells" and one.cells is not None
+        )
+        cutter = Cutter(pool.lease(need)) if need else None
+        batch: Batch = {}
+        for column, one in zip(self.columns, gathered, strict=True):
+            if one.rows is not None:
+                batch[column.name] = one.rows
+            elif one.values is not None:
+                batch[column.name] = one.values if one.valid is None else mask(one.values, one.valid)
+            else:
+                batch[column.name] = self._cells(column, cast("Cells", one.cells), cutter, lost)
+        return batch
+
+    def _cells(self, column: Column, cells: Cells, cutter: Cutter | None, lost: dict[int, Lost]) -> Any:
+        if column.form == "ragged":
+            return self._ragged(column, cells, lost)
+        dtype = cast("np.dtype[Any]", column.dtype)
+        out = cast("Cutter", cutter).cut((len(cells), *column.shape), dtype, column.item_bytes * len(cells))
+        if cells.valid is not None:
+            out[~cells.valid] = _fill(dtype)
+        try:
+            decode_column(column.field.codec, column.field, cells, out)
+        except CellError as error:
+            if not self.skip:
+                raise CellLost(error.index, column.name, str(error.__cause__ or error)) from error
+            for row in range(len(cells)):
+                one = cells.take(np.array([row]))
+                if reason := _try(
+                    lambda one=one, row=row: decode_column(column.field.codec, column.field, one, out[row : row + 1])
+                ):
+                    lost.setdefault(row, Lost(row, column.name, reason))
+        return mask(out, cells.valid)
+
+    def _ragged(self, column: Column, cells: Cells, lost: dict[int, Lost]) -> list[Any]:
+        try:
+            return decode_list(column.field.codec, column.field, cells)
+        except CellError as error:
+            if not self.skip:
+                raise CellLost(error.index, column.name, str(error.__cause__ or error)) from error
+        values: list[Any] = [None] * len(cells)
+        for row in range(len(cells)):
+            one = cells.take(np.array([row]))
+
+            def decode(one: Cells = one, row: int = row) -> None:
+                values[row] = decode_list(column.field.codec, column.field, one)[0]
+
+            if reason := _try(decode):
+                lost.setdefault(row, Lost(row, column.name, reason))
+        return values
+
+    def _padded(self, name: str, values: Any) -> Any:
+        fill = self.pad.get(name) if isinstance(self.pad, dict) else self.pad
+        return pad_rows(values, fill) if isinstance(values, list) and fill is not None else values
+
+    def _transformed(self, batch: Batch, place: Place) -> Batch:
+        extra: dict[str, Any] = {}
+        if "rng" in self.wants:
+            extra["rng"] = place.rng()
+        if "positions" in self.wants:
+            extra["positions"] = place.positions.copy()
+        result = cast("Callable[..., Any]", self.transform)(batch, **extra)
+        return checked(result, len(place.positions))
+
+
+def transform_wants(transform: Callable[..., Any] | None) -> frozenset[str]:
+    """Return which of the names `rng` and `positions` a transform takes as arguments."""
+    if transform is None:
+        return frozenset()
+    try:
+        parameters = inspect.signature(transform).parameters
+    except (TypeError, ValueError):  # a builtin without a signature takes just the batch
+        return frozenset()
+    return frozenset({"rng", "positions"} & set(parameters))
+
+
+def checked(result: Any, num_rows: int) -> Batch:
+    """Return a transform's result as a batch, or say how it broke the contract: same rows, any columns."""
+    if not hasattr(result, "keys"):
+        raise TransformError(f"a transform must return a dict of columns; got {type(result).__name__}")
+    batch = {str(name): result[name] for name in result.keys()}  # noqa: SIM118 -- any mapping, also one without __iter__ over keys
+    for name, values in batch.items():
+        try:
+            count = len(values)
+        except TypeError:
+            raise TransformError(
+                f"a transform must return columns of {num_rows} rows; column {name!r} is a {type(values).__name__}"
+            ) from None
+        if count != num_rows:
+            raise TransformError(
+                f"a transform may change columns, not rows: column {name!r} has {count} rows, the batch has {num_rows}"
+            )
+    return batch
+
+
+def pad_rows(rows: list[Any], fill: Any) -> NDArray[Any]:
+    """Stack arrays of different shapes into one, filled up at the end of every axis; null rows are all fill."""
+    arrays = [None if row is None else np.asarray(row) for row in rows]
+    given = [array for array in arrays if array is not None]
+    if not given:
+        return np.full((len(rows), 0), fill)
+    shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in given), strict=True))
+    out = np.full((len(rows), *shape), fill, np.result_type(*{array.dtype for array in given}))
+    for i, array in enumerate(arrays):
+        if array is not None:
+            out[(i, *(slice(size) for size in array.shape))] = array
+    return out
+
+
+def _fill(dtype: np.dtype[Any]) -> Any:
+    return np.nan if dtype.kind in "fc" else np.array("NaT", dtype) if dtype.kind in "mM" else 0
+
+
+def _try(decode: Callable[[], None]) -> str | None:
+    """Run a decode of one cell; return why it failed, or None."""
+    try:
+        decode()
+    except CellError as error:
+        return str(error.__cause__ or error)
+    return None
+
+
+def _keep(values: Any, keep: NDArray[np.bool_]) -> Any:
+    if isinstance(values, list):
+        return [value for value, kept in zip(values, keep.tolist(), strict=True) if kept]
+    return values[keep]

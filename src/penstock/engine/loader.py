@@ -1,0 +1,406 @@
+"""A loader: iterates batches of a dataset in one global order, says where it is, and goes on from there.
+
+Made by `Dataset.loader` from facts (source, selection, columns) and options; plans epochs and hands them to a `Run`.
+Holds threads only while an iterator is alive; `close()`, a `with` block, `break` or the end of the pass end them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.engine import host
+from penstock.engine.build import Builder, Skipped
+from penstock.engine.finish import Finisher, transform_wants
+from penstock.engine.memory import BlockPool
+from penstock.engine.process import ProcessFinisher, ThreadFinisher, payload_of, start_method
+from penstock.engine.run import Limits, Run, finalize, now
+from penstock.engine.stats import Stats
+from penstock.engine.window import Window
+from penstock.errors import BudgetError, LoaderClosed, PenstockWarning, PlanError
+from penstock.options import READ_COST, SPAN_BYTES
+from penstock.plan import Cursor, Order, Share, State, check, choose_lanes, plan_epoch, steps_left
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.build import Built, RowFilter, Source
+    from penstock.engine.columns import Column
+    from penstock.engine.finish import Batch
+    from penstock.options import LoaderOptions
+    from penstock.plan import EpochPlan
+
+_AHEAD_BYTES = 256 << 20
+"""Chunks may be read this far ahead of need, or a few for each worker where chunks are larger."""
+_SPAN_BATCHES = 64
+_RETAIN_SHARE = 0.6
+"""Line orders keep chunks for the next epoch when all of them take at most this part of the budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a loader knows of its dataset."""
+
+    source: Source
+    selection: RowFilter
+    columns: tuple[Column, ...]
+    counts: NDArray[np.int64]
+    """Selected rows of each chunk."""
+    chunk_rows: NDArray[np.int64]
+    """All rows of each chunk."""
+    row_bytes: float
+    """Bytes of a row in memory, all columns: decides lanes and block, so that they do not depend on the columns read."""
+    column_bytes: float
+    """Bytes of a row in memory, the columns read: decides what fits."""
+    dataset: str
+    """Fingerprint."""
+    rows: str
+    """Digest of the selection."""
+
+
+class Loader:
+    """Iterable of batches (dict of column -> array); see `Dataset.loader` for the options.
+
+    One pass is `epochs` epochs. Iterating again after the end, or after `break`, starts the next pass; after
+    `load_state_dict` iteration goes on exactly where the state was taken. One iterator at a time: a new one ends the
+    one before it.
+    """
+
+    def __init__(self, facts: Facts, options: LoaderOptions) -> None:
+        self._facts = facts
+        self._options = options
+        rank, world = host.rank_and_world(options.rank, options.world)
+        self._share = Share(rank, world, options.batch_size, options.remainder, options.drop_last)
+        self._order = _order(facts, options)
+        self._total_rows = int(facts.counts.sum())
+        self._workers = options.workers or host.default_workers()
+        self._memory_bytes = options.memory_bytes or host.default_memory()
+        self._finisher = Finisher(
+            facts.columns,
+            options.transform,
+            options.on_error == "skip",
+            options.pad,
+            transform_wants(options.transform),
+        )
+        self._payload = payload_of(self._finisher) if options.pool == "process" else b""
+        self._stats = Stats()
+        self._skipped: list[Skipped] = []
+        self._closed = False
+        self._active: weakref.ref[_Pass] | None = None
+        """Weak: an iterator that nobody holds any more (after `break`) ends at once, and its threads with it."""
+        self._progress: tuple[EpochPlan, int] | None = None
+        """Plan and steps of the last batch delivered in the current pass."""
+        self._delivered = False
+        self._cursor = Cursor.start(0, self._order, self._total_rows)
+        self._first: EpochPlan | None = None
+        self._check_endless()
+        self._needs = self._check_budget()
+
+    # -- iteration ------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._check_open()
+        self._end_pass()
+        if self._delivered and not self._at_pass_start():
+            self._cursor = self._start_of(self._next_pass_epoch())
+        self._delivered = False
+        started = _Pass(self)
+        self._active = weakref.ref(started)
+        return started
+
+    def __len__(self) -> int:
+        epochs = self._options.epochs
+        if epochs is None:
+            raise TypeError("a loader with epochs=None has no length")
+        if self._progress is not None:
+            plan, steps = self._progress
+            later = epochs - 1 - plan.cursor.epoch % epochs
+            return plan.num_steps - steps + later * self._share.steps(self._total_rows, self._share.rank)
+        return steps_left(self._total_rows, cursor=self._cursor, share=self._share, epochs=epochs)
+
+    def _start_of(self, epoch: int) -> Cursor:
+        return Cursor.start(epoch, self._order, self._total_rows)
+
+    def _next_pass_epoch(self) -> int:
+        length = self._options.epochs or 1
+        return (self._now().epoch // length + 1) * length
+
+    def _at_pass_start(self) -> bool:
+        cursor, length = self._now(), self._options.epochs or 1
+        return cursor.epoch % length == 0 and cursor == self._start_of(cursor.epoch)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> Cursor:
+        return self._cursor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of this run as small JSON: what the consumer has received, not what was prefetched.
+
+        The same on every rank at the same step. Costs microseconds.
+        """
+        return State(self._order, self._now(), self._facts.dataset, self._facts.rows).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: of any world, batch size, workers, window or columns, of the same dataset, rows and seed.
+
+        Ends a running iterator. Raises StateMismatch saying which part differs, and BudgetError where the lanes and
+        block of the state need more memory than this loader has.
+        """
+        self._check_open()
+        loaded = State.from_json(state)
+        check(
+            loaded, dataset=self._facts.dataset, rows=self._facts.rows, seed=self._options.seed, kind=self._order.kind
+        )
+        loaded.cursor.check(loaded.order, self._total_rows)
+        self._end_pass()
+        before = self._order, self._cursor, self._first
+        self._order, self._cursor, self._first = loaded.order, loaded.cursor, None
+        try:
+            self._needs = self._check_budget()
+        except BudgetError:
+            self._order, self._cursor, self._first = before
+            raise
+        self._delivered = False
+
+    # -- what it says about itself ----------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Return counters: rows, batches, bytes and chunks read, seconds the consumer waited, seconds of each stage."""
+        return self._stats.as_dict()
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The rows left out so far under on_error="skip", in the order of delivery."""
+        return list(self._skipped)
+
+    @property
+    def rank(self) -> int:
+        """The rank this loader reads for."""
+        return self._share.rank
+
+    @property
+    def world(self) -> int:
+        """The number of ranks that share the order."""
+        return self._share.world
+
+    @property
+    def order(self) -> Order:
+        """The order in force: kind, seed, lanes and block."""
+        return self._order
+
+    def __repr__(self) -> str:
+        options = self._options
+        length = "endless" if options.epochs is None else f"{len(self)} batches left"
+        return f"Loader({self._order.name!r}, batch_size={options.batch_size}, rank={self.rank}/{self.world}, {length})"
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop threads and processes and wait for the calls they are in; the loader cannot be used again."""
+        self._closed = True
+        self._end_pass()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoaderClosed("the loader is closed; make another one from the dataset")
+
+    def _end_pass(self) -> None:
+        active, self._active = self._active and self._active(), None
+        self._progress = None
+        if active is not None:
+            active.stop()
+
+    # -- plans ----------------------------------------------------------------------------------------------------
+
+    def _plan(self, cursor: Cursor) -> EpochPlan:
+        return plan_epoch(self._facts.counts, order=self._order, cursor=cursor, share=self._share)
+
+    def _first_plan(self) -> EpochPlan:
+        if self._first is None or self._first.cursor != self._cursor:
+            self._first = self._plan(self._cursor)
+        return self._first
+
+    def _plans(self, first: EpochPlan) -> Iterator[EpochPlan]:
+        """Give the plans of what is left of the pass, epoch by epoch."""
+        yield first
+        epoch, length = first.cursor.epoch + 1, self._options.epochs
+        while length is None or epoch % length:
+            yield self._plan(self._start_of(epoch))
+            epoch += 1
+
+    def _check_endless(self) -> None:
+        if self._options.epochs is None and not self._share.steps(self._total_rows, self._share.rank):
+            raise PlanError(
+                f"epochs=None would wait for ever: {self._total_rows:,} rows give rank {self.rank} of {self.world} no batch "
+                f"of {self._options.batch_size}; use a smaller batch_size or world, or drop_last=False"
+            )
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def _check_budget(self) -> _Needs:
+        needs = self._count_needs()
+        if needs.least > self._memory_bytes and self._total_rows:
+            raise BudgetError(
+                f"memory_bytes={self._memory_bytes:,} is too little: the window of {needs.window_bytes:,} bytes, one read of "
+                f"{needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least {needs.least:,}; "
+                "raise memory_bytes, or lower window_bytes or batch_size, or write smaller row groups",
+                least=needs.least,
+            )
+        return needs
+
+    def _count_needs(self) -> _Needs:
+        facts = self._facts
+        largest = int(facts.chunk_rows[facts.counts > 0].max(initial=0))
+        window = math.ceil(self._first_plan().window_rows() * facts.column_bytes)
+        batch = sum(column.item_bytes for column in facts.columns) * min(
+            self._options.batch_size, max(1, self._total_rows)
+        )
+        return _Needs(window, math.ceil(READ_COST * largest * facts.column_bytes), batch)
+
+    def _make_run(self) -> Run:
+        facts, options, needs = self._facts, self._options, self._needs
+        first = self._first_plan()
+        workers = 0 if options.pool == "serial" else self._workers
+        span_batches = self._span_batches(needs.batch_bytes)
+        span_bytes = span_batches * needs.batch_bytes
+        free = self._memory_bytes - needs.window_bytes - needs.read_bytes
+        ahead = max(1, min(workers + 2, free // 2 // max(1, span_bytes)))
+        budget = self._memory_bytes - (ahead + 1) * span_bytes
+        window = self._make_window(first, budget)
+        pool = BlockPool(keep=ahead + 2)
+        builder = Builder(
+            facts.source, facts.selection, facts.columns, self._finisher, pool, self._stats, options.batch_size,
+            options.seed, options.remainder == "pad",
+        )  # fmt: skip
+        limits = Limits(
+            workers, span_batches, ahead, len(facts.counts), self._order.is_line and options.remainder != "pad"
+        )
+        return Run(self._plans(first), window, builder, limits, self._make_finishers(workers))
+
+    def _span_batches(self, batch_bytes: int) -> int:
+        if self._options.pool == "process" or not all(column.light for column in self._facts.columns):
+            return 1
+        return max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))
+
+    def _make_window(self, first: EpochPlan, budget: int) -> Window:
+        facts = self._facts
+        chunk_bytes = np.ceil(facts.counts * facts.column_bytes).astype(np.int64)
+        whole_bytes = np.ceil(facts.chunk_rows * facts.column_bytes).astype(np.int64)
+        share = not self._order.is_line
+        if self._order.is_line and self._options.epochs != 1:
+            share = int(chunk_bytes[np.unique(first.visits.chunk)].sum()) * self._share.world < budget * _RETAIN_SHARE
+        ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
+        return Window(budget, ahead, chunk_bytes, (READ_COST - 1) * whole_bytes, share)
+
+    def _make_finishers(self, workers: int) -> list[Any]:
+        if self._options.pool != "process":
+            return [ThreadFinisher(self._finisher)] * max(1, workers)
+        return [ProcessFinisher(self._payload, start_method()) for _ in range(workers)]
+
+    # -- called by the pass -----------------------------------------------------------------------------------------
+
+    def _note(self, built: Built, waited_s: float) -> None:
+        """Move on by one delivered batch."""
+        self._delivered = True
+        self._progress = built.work.plan, built.steps
+        self._cursor = built.work.plan.after(built.steps)
+        self._stats.delivered(built.num_rows, waited_s)
+        self._skipped.extend(built.skipped)
+        limit = self._options.skip_limit
+        if limit is not None and len(self._skipped) > limit:
+            raise _too_many(self._skipped, limit)
+
+    def _ended(self) -> None:
+        """Move to the beginning of the next pass."""
+        self._active = self._progress = None
+        if not self._at_pass_start() or not self._delivered:
+            self._cursor = self._start_of(self._next_pass_epoch())
+        self._delivered = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    window_bytes: int
+    read_bytes: int
+    batch_bytes: int
+
+    @property
+    def least(self) -> int:
+        return self.window_bytes + self.read_bytes + 2 * self.batch_bytes
+
+
+class _Pass:
+    """The iterator of one pass; threads live no longer than it does."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._run: Run | None = None
+        self._finalizer: Any = None
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> Batch:
+        loader = self._loader
+        if loader._active is None or loader._active() is not self:
+            if loader._closed:
+                raise LoaderClosed("the loader is closed; make another one from the dataset")
+            raise StopIteration
+        if self._run is None:
+            self._run = loader._make_run()
+            self._finalizer = finalize(self, self._run)
+        began = now()
+        built = self._run.next()
+        if built is None:
+            loader._ended()
+            raise StopIteration
+        loader._note(built, now() - began)
+        return built.batch
+
+    def stop(self) -> None:
+        """End the run: threads and processes are gone on return."""
+        if self._run is not None:
+            self._finalizer.detach()
+            self._run.stop()
+
+
+def _order(facts: Facts, options: LoaderOptions) -> Order:
+    if options.order_kind != "lanes":
+        return Order(options.order_kind, options.seed)  # type: ignore[arg-type]
+    chosen = choose_lanes(
+        facts.counts, row_bytes=facts.row_bytes, window_bytes=options.window_bytes, lanes=options.lanes
+    )
+    return Order("lanes", options.seed, chosen.lanes, chosen.block)
+
+
+def _too_many(skipped: list[Skipped], limit: int) -> Exception:
+    from penstock.errors import DecodeError
+
+    last = skipped[-1]
+    return DecodeError(
+        f"{len(skipped)} rows skipped, more than skip_limit={limit}; the last one in {last.path}, row group {last.row_group}, "
+        f"row {last.row}, column {last.column!r}: {last.reason}",
+        path=last.path, row_group=last.row_group, row=last.row, column=last.column,
+    )  # fmt: skip
+
+
+def warn(message: str) -> None:
+    """Warn once a message, pointing at the caller outside this package."""
+    warnings.warn(message, PenstockWarning, stacklevel=4)

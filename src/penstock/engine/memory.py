@@ -1,0 +1,88 @@
+"""Memory for batches: blocks that are used again once nothing refers to them.
+
+A batch owns its memory: every array handed out refers to its block, and a block returns to the pool when the last
+array on it is gone. First-touched pages are slow, so a loader that runs for hours touches only a few blocks. The pool
+never blocks and never waits: a batch that the user keeps simply keeps its block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ALIGN = 64
+_GRAIN = 1 << 16
+
+
+def aligned(num_bytes: int) -> int:
+    """Round up to the alignment of columns inside a block."""
+    return (num_bytes + ALIGN - 1) & -ALIGN
+
+
+class _Lease:
+    """Keeps a block out of the pool while any array refers to it."""
+
+    __slots__ = ("__array_interface__", "_free", "_memory")
+
+    def __init__(self, memory: NDArray[np.uint8], free: deque[NDArray[np.uint8]]) -> None:
+        self._memory = memory
+        self._free = free
+        self.__array_interface__: dict[str, Any] = {
+            "shape": (memory.size,),
+            "typestr": "|u1",
+            "data": (memory.ctypes.data, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        # Runs in whichever thread drops the last array, possibly inside a garbage collection: a deque append takes no lock.
+        self._free.append(self._memory)
+
+
+class BlockPool:
+    """Blocks of bytes, reused by size class; `lease(n)` gives a writable array of at least n bytes.
+
+    Keeps at most `keep` free blocks of each size class; the rest goes back to the system.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._free: dict[int, deque[NDArray[np.uint8]]] = {}
+
+    def lease(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return uninitialised bytes; the block comes back when the array and all its views are gone."""
+        size = max(_GRAIN, (num_bytes + _GRAIN - 1) // _GRAIN * _GRAIN)
+        free = self._free.get(size)
+        if free is None:
+            free = self._free.setdefault(size, deque(maxlen=self._keep))
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = np.empty(size, np.uint8)
+        return np.asarray(_Lease(memory, free))[:num_bytes]
+
+    def clear(self) -> None:
+        """Give all free blocks back."""
+        for free in list(self._free.values()):
+            free.clear()
+
+
+class Cutter:
+    """Cuts the arrays of one batch out of one block, column after column."""
+
+    __slots__ = ("_block", "_offset")
+
+    def __init__(self, block: NDArray[np.uint8]) -> None:
+        self._block = block
+        self._offset = 0
+
+    def cut(self, shape: tuple[int, ...], dtype: np.dtype[Any], num_bytes: int) -> NDArray[Any]:
+        """Return the next uninitialised array; the block must have been leased large enough."""
+        array: NDArray[Any] = np.ndarray(shape, dtype, self._block, self._offset)
+        self._offset += aligned(num_bytes)
+        return array

@@ -1,0 +1,310 @@
+"""The process pool: decoding and the transform in other processes, for Python that holds the GIL.
+
+A thread of the run gathers a batch (still encoded) into unnamed shared memory, its process decodes and transforms it
+into another block, and the thread hands that memory out as the batch: nothing large is pickled. Each thread owns one
+process and has one job with it at a time. A process that dies shows as a closed pipe and becomes `WorkerDied`; a parent
+that dies shows the same way and ends the process. Blocks are used again once the user has let go of the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections import deque
+from multiprocessing import connection as mp_connection
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from penstock.codecs import Cells
+from penstock.engine.finish import CellLost, Finisher, Lost, Place
+from penstock.engine.gather import Gathered
+from penstock.engine.memory import BlockPool
+from penstock.engine.shared import Packer, SharedBlock, unpack
+from penstock.errors import PlanError, WorkerDied
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.finish import Batch
+
+_GROW = 1.25
+"""A block that was too small is replaced by one this much larger than needed."""
+
+
+class _Lease:
+    """Tells the pool that a block may be used again once no array refers to it."""
+
+    __slots__ = ("__array_interface__", "_block", "_free", "_number")
+
+    def __init__(self, block: SharedBlock, number: int, free: deque[int]) -> None:
+        self._block, self._number, self._free = block, number, free
+        self.__array_interface__ = block.memory.__array_interface__
+
+    def __del__(self) -> None:
+        self._free.append(self._number)
+
+
+class ProcessFinisher:
+    """Stands in for a `Finisher` whose work is done by a process of its own."""
+
+    def __init__(self, payload: bytes, start_method: str | None) -> None:
+        self._payload = payload
+        self._context = multiprocessing.get_context(start_method)
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._input: SharedBlock | None = None
+        self._blocks: dict[int, SharedBlock] = {}
+        self._free: deque[int] = deque()
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the process; returns at once, the process gets ready on its own."""
+        self._pipe, theirs = self._context.Pipe(duplex=True)
+        keep = self._pipe if self._context.get_start_method() == "fork" else None
+        self._process = self._context.Process(
+            target=_serve, args=(theirs, self._payload, keep), name="penstock-worker", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
+        """Have the process finish a batch; same promise as `Finisher.finish`."""
+        del pool  # the batch lies in shared memory instead
+        try:
+            return self._ask(gathered, place)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            raise self._died() from error
+
+    def _ask(self, gathered: Sequence[Gathered], place: Place) -> tuple[Batch, list[Lost]]:
+        pipe = cast("Connection", self._pipe)
+        packer = Packer()
+        columns = [_pack_gathered(packer, one) for one in gathered]
+        fresh = self._input is None or len(self._input) < packer.num_bytes
+        if fresh:
+            self._input = SharedBlock(max(4096, int(packer.num_bytes * _GROW)))
+        block = cast("SharedBlock", self._input)
+        packer.pack(block.memory)
+        freed = [self._free.popleft() for _ in range(len(self._free))]
+        pipe.send((columns, place, freed, fresh))
+        if fresh:
+            block.send(pipe, self._process.pid)
+        return self._answer(pipe)
+
+    def _answer(self, pipe: Connection) -> tuple[Batch, list[Lost]]:
+        self._await(pipe)
+        kind, value = pipe.recv()
+        if kind == "error":
+            raise _revive(*value)
+        number, fresh, columns, lost = value
+        if fresh:
+            self._blocks[number] = SharedBlock.receive(pipe)
+        memory = np.asarray(_Lease(self._blocks[number], number, self._free))
+        return {name: _unpack_value(memory, form) for name, form in columns}, lost
+
+    def _await(self, pipe: Connection) -> None:
+        """Wait for an answer or for the end of the process, whichever comes first."""
+        ready = mp_connection.wait([pipe, self._process.sentinel])
+        if pipe not in ready and not pipe.poll():
+            raise EOFError
+
+    def _died(self) -> WorkerDied:
+        self._process.join(1)
+        code = self._process.exitcode
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code is not None and code < 0
+            else f"ended with exit code {code}"
+        )
+        hint = "; the system kills processes when memory runs out: lower memory_bytes or workers" if code == -9 else ""
+        return WorkerDied(f"a process of the pool (pid {self._process.pid}) {how} while it built a batch{hint}")
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._closed or self._process is None:
+            return
+        self._closed = True
+        self._process.kill()
+        self._process.join()
+        with contextlib.suppress(OSError):
+            cast("Connection", self._pipe).close()
+
+
+class ThreadFinisher:
+    """A `Finisher` that works in the calling thread; gives it the pool's start and close."""
+
+    def __init__(self, finisher: Finisher) -> None:
+        self.finish = finisher.finish
+
+    def start(self) -> None:
+        """Do nothing: there is no process."""
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+
+def payload_of(finisher: Finisher) -> bytes:
+    """Pickle what a process needs; a function that cannot be pickled is refused with the cure."""
+    try:
+        return pickle.dumps(finisher, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001 -- whatever a user's object raises while it is pickled
+        with contextlib.suppress(ImportError):
+            import cloudpickle
+
+            return cast("bytes", cloudpickle.dumps(finisher))
+        raise PlanError(
+            f'pool="process" must send the transform and the codecs to other processes, and they cannot be pickled: {error}; '
+            'define them at the top level of a module, pip install cloudpickle, or use pool="thread"'
+        ) from error
+
+
+def start_method() -> str | None:
+    """Return how processes are started: as the user has set it, else spawn, which is safe beside threads."""
+    return multiprocessing.get_start_method(allow_none=True) or "spawn"
+
+
+# -- the other process --------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection, payload: bytes, inherited: Connection | None) -> None:
+    """Finish batches until the pipe closes; runs in the process."""
+    if inherited is not None:
+        inherited.close()  # a forked child would keep its own pipe open and never see the parent's end
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business; it closes the pipe
+    parent = multiprocessing.parent_process()
+    server = _Server(pipe, payload)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            ready = mp_connection.wait([pipe] if parent is None else [pipe, parent.sentinel])
+            if pipe not in ready and not pipe.poll():
+                break
+            server.serve(pipe.recv())
+    sys.stderr.flush()
+    os._exit(0)  # no finalizers of a forked parent's objects
+
+
+class _Server:
+    def __init__(self, pipe: Connection, payload: bytes) -> None:
+        self._pipe = pipe
+        self._finisher: Finisher | None = None
+        self._payload = payload
+        self._input: SharedBlock | None = None
+        self._blocks: dict[int, SharedBlock] = {}
+        self._idle: list[int] = []
+        self._pool = BlockPool(keep=2)
+
+    def serve(self, message: Any) -> None:
+        columns, place, freed, fresh = message
+        self._idle.extend(freed)
+        if fresh:
+            self._input = SharedBlock.receive(self._pipe)
+        try:
+            if self._finisher is None:
+                self._finisher = cast("Finisher", pickle.loads(self._payload))  # noqa: S301 -- made by our own parent
+            memory = cast("SharedBlock", self._input).memory
+            batch, lost = self._finisher.finish([_unpack_gathered(memory, one) for one in columns], place, self._pool)
+            packer = Packer()
+            forms = [(name, _pack_value(packer, values)) for name, values in batch.items()]
+        except BaseException as error:  # noqa: BLE001 -- raised again in the parent
+            self._pipe.send(("error", _freeze(error)))
+            return
+        number, made = self._block(packer.num_bytes)
+        packer.pack(self._blocks[number].memory)
+        self._pipe.send(("ok", (number, made, forms, lost)))
+        if made:
+            self._blocks[number].send(self._pipe, cast("Any", multiprocessing.parent_process()).pid)
+
+    def _block(self, num_bytes: int) -> tuple[int, bool]:
+        """Return the number of a block that is large enough, and whether it is new to the parent."""
+        for number in self._idle:
+            if len(self._blocks[number]) >= num_bytes:
+                self._idle.remove(number)
+                return number, False
+        number = len(self._blocks)
+        if self._idle:  # all idle ones are too small: one of them makes room
+            number = self._idle.pop()
+        self._blocks[number] = SharedBlock(max(4096, int(num_bytes * _GROW)))
+        return number, True
+
+
+# -- columns in shared memory -------------------------------------------------------------------------------------
+
+
+def _pack_gathered(packer: Packer, one: Gathered) -> tuple[Any, ...]:
+    valid = None if one.valid is None else packer.add(one.valid)
+    if one.values is not None:
+        return ("values", packer.add(one.values), valid)
+    if one.rows is not None:
+        return ("rows", packer.add(_pickled(one.rows)), None)
+    cells = cast("Cells", one.cells)
+    sizes = cells.stop - cells.start
+    if cells.valid is not None:
+        sizes = np.where(cells.valid, sizes, 0)
+    stop = np.cumsum(sizes)
+    data = np.empty(int(stop[-1]) if len(stop) else 0, np.uint8)
+    for cell, end in zip(cells, stop.tolist(), strict=True):  # cells lie anywhere: each is copied by itself
+        if cell is not None:
+            data[end - len(cell) : end] = cell
+    return ("cells", (packer.add(data), packer.add(stop - sizes), packer.add(stop)), valid)
+
+
+def _unpack_gathered(memory: NDArray[np.uint8], form: tuple[Any, ...]) -> Gathered:
+    kind, what, mask = form
+    valid = None if mask is None else unpack(memory, mask)
+    if kind == "values":
+        return Gathered(unpack(memory, what), valid)
+    if kind == "rows":
+        return Gathered(rows=pickle.loads(unpack(memory, what)))  # noqa: S301 -- made by our own parent
+    data, start, stop = (unpack(memory, one) for one in what)
+    return Gathered(valid=valid, cells=Cells([data], None, start, stop, valid))
+
+
+def _pack_value(packer: Packer, values: Any) -> tuple[Any, ...]:
+    if isinstance(values, np.ma.MaskedArray) and not values.dtype.hasobject:
+        return ("masked", packer.add(values.data), packer.add(np.ma.getmaskarray(values)))
+    if type(values) is np.ndarray and not values.dtype.hasobject:
+        return ("array", packer.add(values))
+    return ("object", packer.add(_pickled(values)))
+
+
+def _unpack_value(memory: NDArray[np.uint8], form: tuple[Any, ...]) -> Any:
+    kind, *where = form
+    if kind == "array":
+        return unpack(memory, where[0])
+    if kind == "masked":
+        return np.ma.MaskedArray(unpack(memory, where[0]), unpack(memory, where[1]))
+    return pickle.loads(unpack(memory, where[0]))  # noqa: S301 -- made by our own worker
+
+
+def _pickled(value: Any) -> NDArray[np.uint8]:
+    return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+
+
+def _freeze(error: BaseException) -> tuple[bytes | None, str, str]:
+    """Prepare an exception for the pipe: itself if it can travel, and always its text."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        frozen = pickle.dumps(error)
+        pickle.loads(frozen)  # noqa: S301 -- only some exceptions survive the round trip
+    except Exception:  # noqa: BLE001 -- a user's exception may do anything when pickled
+        return None, f"{type(error).__name__}: {error}", text
+    return frozen, str(error), text
+
+
+def _revive(frozen: bytes | None, message: str, text: str) -> BaseException:
+    error = RuntimeError(message)
+    if frozen is not None:
+        with contextlib.suppress(Exception):
+            error = pickle.loads(frozen)  # noqa: S301 -- made by our own worker
+    if not isinstance(error, CellLost):
+        error.add_note(f"in a process of the pool:\n{text}")
+    return error

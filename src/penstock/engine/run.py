@@ -1,0 +1,395 @@
+"""One run of a loader: threads that read, gather and decode ahead, and the consumer that takes batches in order.
+
+All shared state lives in `Run` under one condition. A worker picks a task under the lock, does it without, and notes
+the result under the lock. Tasks, in order of preference: build the next span whose chunks are loaded; index the span
+after those; read what the next span needs; plan the next epoch; read ahead.
+
+What happens to the threads, in every case:
+
+- **End of the pass.** The last batch is out, `next` raises StopIteration, and the threads are stopped and joined.
+- **break, del, garbage collection.** The iterator's finalizer stops the run; threads end after the task they are in.
+- **Exception in the consumer.** The same, as soon as the traceback lets go of the iterator, or on `close()`.
+- **Exception in a task** (file, codec, transform). Kept with the span it belongs to and raised when the consumer gets
+  there, after every batch before it; then the run is stopped.
+- **Ctrl-C.** The consumer waits on a condition, which a signal interrupts; the run is stopped and the interrupt goes on.
+- **A process of the pool dies.** Its thread sees the closed pipe and keeps a WorkerDied with the span (see `process`).
+- **Interpreter exit.** Threads are daemons, so exit does not wait for them; the finalizer stops and joins them first,
+  for at most `EXIT_WAIT_S` beyond a running call.
+- **Fork.** A child has no threads of ours: `next` raises LoaderClosed there instead of waiting for ever.
+
+No hang: a read that the next batch needs is always allowed when the consumer waits and nothing else is running, even
+beyond the budget (the user may hold on to any number of batches).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine.build import Built, Span, index_span
+from penstock.engine.chunk import Chunk
+from penstock.engine.window import EpochWork
+from penstock.errors import LoaderClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.engine.build import Builder
+    from penstock.engine.chunk import LostChunk
+    from penstock.engine.window import Read, Window
+    from penstock.plan import EpochPlan
+
+EXIT_WAIT_S = 10.0
+"""How long interpreter exit waits for a call that is still running in one of our threads."""
+_INDEXED_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How wide a run may spread out."""
+
+    workers: int
+    """Threads; 0: the consumer does everything itself."""
+    span_batches: int
+    """Most batches gathered together."""
+    ahead_spans: int
+    """Most spans that are built, or being built, and not yet delivered."""
+    num_chunks: int
+    """Row groups of the dataset."""
+    views: bool
+    """Whether line orders may hand out views of a chunk, in epochs after which it is not needed again."""
+
+
+class Run:
+    """Carries out a sequence of epochs for one consumer."""
+
+    def __init__(
+        self, plans: Iterator[EpochPlan], window: Window, builder: Builder, limits: Limits, finishers: list[Any]
+    ) -> None:
+        self._plans = plans
+        self._window = window
+        self._builder = builder
+        self._limits = limits
+        self._finishers = finishers
+        # Re-entrant: a garbage collection inside a locked region may finalize this very run.
+        self._cond = threading.Condition(threading.RLock())
+        self._pid = os.getpid()
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+        self._waiting = False
+        self._running = 0
+        self._planning = False
+        self._indexing = False
+        self._ended = False
+        self._next_base = 0
+        self._spans: deque[Span] = deque()
+        """Cut and not yet being built, in order."""
+        self._open: dict[int, int] = {}
+        """Span number -> first tick, of spans not yet gathered."""
+        self._built: dict[int, list[Built] | BaseException] = {}
+        self._next_number = 0
+        self._deliver = 0
+        self._ready: deque[Built] = deque()
+        self._cut_work = 0
+        self._cut_step = 0
+        self._returned: deque[int] = deque()
+
+    # -- the consumer ---------------------------------------------------------------------------------------------
+
+    def next(self) -> Built | None:
+        """Return the next batch, or None after the last one; raises what went wrong on the way to it."""
+        if os.getpid() != self._pid:
+            raise LoaderClosed("this loader was made in another process; make one after the fork instead")
+        if not self._ready:
+            try:
+                found = self._wait()
+            except BaseException:
+                self.stop()
+                raise
+            if found is None:
+                self.stop()
+                return None
+            self._ready.extend(found)
+        return self._ready.popleft()
+
+    def _wait(self) -> list[Built] | None:
+        if not self._threads and self._limits.workers and not self._stopped:
+            self._start()
+        with self._cond:
+            self._waiting = True
+            try:
+                while self._deliver not in self._built:
+                    if self._stopped:
+                        raise LoaderClosed("the loader was closed while a batch was awaited")
+                    if self._ended and self._deliver == self._next_number:
+                        return None
+                    self._one_more_or_wait()
+            finally:
+                self._waiting = False
+            found = self._built.pop(self._deliver)
+            self._deliver += 1
+            self._cond.notify_all()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _one_more_or_wait(self) -> None:
+        """Serial: do one task here, with the lock released around it. Otherwise wait for the workers."""
+        if self._limits.workers:
+            self._cond.wait()
+            return
+        task = self._pick()
+        if task is None:
+            raise LoaderClosed("the run ended before its last batch")
+        self._cond.release()
+        try:
+            task(0)
+        finally:
+            self._cond.acquire()
+
+    # -- threads --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        for finisher in self._finishers:
+            finisher.start()  # before any thread of ours: a forked process must not inherit a held lock
+        for number in range(self._limits.workers):
+            thread = threading.Thread(target=self._work, args=(number,), name=f"penstock-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self, number: int) -> None:
+        while True:
+            with self._cond:
+                while not self._stopped and (task := self._pick()) is None:
+                    self._cond.wait()
+                if self._stopped:
+                    return
+            task(number)
+            del task  # a bound span would keep its chunks alive while this thread waits
+
+    def stop(self, wait_s: float | None = None) -> None:
+        """Stop the threads and wait for the calls they are in; safe to call twice and from a finalizer."""
+        if os.getpid() != self._pid:
+            return  # a forked child has no threads to stop, and the lock may be held for ever
+        with self._cond:
+            self._stopped = True
+            self._cond.notify_all()
+        for finisher in self._finishers:
+            finisher.close()  # first: a thread may be waiting for its process
+        me = threading.current_thread()
+        for thread in self._threads:
+            if thread is not me:
+                thread.join(wait_s)
+        self._threads = []
+        self._built.clear()
+        self._ready.clear()
+        self._spans.clear()
+        self._window.residents.clear()
+        self._window.works.clear()
+        self._builder.pool.clear()
+
+    # -- tasks: picked with the lock held, done without it --------------------------------------------------------
+
+    def _pick(self) -> Callable[[int], None] | None:
+        task = (
+            self._pick_build() or self._pick_index() or self._pick_needed() or self._pick_plan() or self._pick_ahead()
+        )
+        if task is None and self._waiting and not self._running:
+            task = self._pick_forced()
+        if task is not None:
+            self._running += 1
+        return task
+
+    @property
+    def _tick(self) -> int:
+        """First item that is not gathered yet."""
+        if self._open:
+            return min(self._open.values())
+        return self._next_base if self._spans_left() is None else self._cut_tick()
+
+    def _pick_build(self) -> Callable[[int], None] | None:
+        if not self._spans or self._next_number - len(self._spans) - self._deliver >= self._limits.ahead_spans:
+            return None
+        span = self._spans[0]
+        if span.chunks is None:
+            return None
+        chunks: dict[int, Chunk | LostChunk] = {}
+        for index in span.chunks.tolist():
+            loaded = self._window.chunk(span.work, index)
+            if loaded is None:
+                return None
+            chunks[index] = loaded
+        self._spans.popleft()
+        return lambda worker: self._do_build(span, chunks, worker)
+
+    def _pick_index(self) -> Callable[[int], None] | None:
+        if self._indexing or len(self._spans) >= _INDEXED_AHEAD:
+            return None
+        span = self._cut()
+        if span is None:
+            return None
+        self._indexing = True
+        return lambda _: self._do_index(span)
+
+    def _pick_needed(self) -> Callable[[int], None] | None:
+        for span in self._spans:
+            if span.chunks is None:
+                return None
+            for index in span.chunks.tolist():
+                if self._window.key(span.work, index) not in self._window.residents:
+                    read = self._window.read_needed(span.work, index, force=False, tick=self._tick)
+                    return None if read is None else self._reading(read)
+        return None
+
+    def _pick_forced(self) -> Callable[[int], None] | None:
+        for span in self._spans:
+            for index in [] if span.chunks is None else span.chunks.tolist():
+                if self._window.key(span.work, index) not in self._window.residents:
+                    read = self._window.read_needed(span.work, index, force=True, tick=self._tick)
+                    return None if read is None else self._reading(read)
+        return None
+
+    def _pick_plan(self) -> Callable[[int], None] | None:
+        if self._planning or self._ended or len(self._window.works) - self._cut_work > 1:
+            return None
+        self._planning = True
+        return lambda _: self._do_plan()
+
+    def _pick_ahead(self) -> Callable[[int], None] | None:
+        while self._returned:
+            self._window.lent_bytes -= self._returned.popleft()
+        read = self._window.read_ahead(tick=self._tick)
+        return None if read is None else self._reading(read)
+
+    def _reading(self, read: Read) -> Callable[[int], None]:
+        return lambda _: self._do_read(read)
+
+    # -- cutting epochs into spans ---------------------------------------------------------------------------------
+
+    def _spans_left(self) -> EpochWork | None:
+        """Return the epoch that the next span comes from; None if it is not planned yet."""
+        works = self._window.works
+        while self._cut_work < len(works) and self._cut_step >= works[self._cut_work].plan.num_steps:
+            self._cut_work += 1
+            self._cut_step = 0
+        return works[self._cut_work] if self._cut_work < len(works) else None
+
+    def _cut_tick(self) -> int:
+        work = self._window.works[self._cut_work]
+        return work.base + self._cut_step * self._builder.batch_size
+
+    def _cut(self) -> Span | None:
+        work = self._spans_left()
+        if work is None:
+            return None
+        # The first spans are short so that the first batch comes soon.
+        steps = min(
+            self._limits.span_batches, 1 << min(self._next_number // 2, 30), work.plan.num_steps - self._cut_step
+        )
+        size = self._builder.batch_size
+        lo, end = self._cut_step * size, self._cut_step + steps
+        span = Span(work, self._next_number, self._cut_step, end, lo, min(end * size, work.plan.num_items))
+        self._open[span.number] = work.base + lo
+        self._spans.append(span)
+        self._next_number += 1
+        self._cut_step = end
+        return span
+
+    # -- doing ----------------------------------------------------------------------------------------------------
+
+    def _do_read(self, read: Read) -> None:
+        loaded = self._builder.read(read.chunk)
+        with self._cond:
+            self._running -= 1
+            if not self._stopped:
+                self._window.done(read, loaded)
+            self._cond.notify_all()
+
+    def _do_index(self, span: Span) -> None:
+        error: BaseException | None = None
+        try:
+            index_span(span, self._limits.num_chunks)
+        except BaseException as caught:  # noqa: BLE001 -- handed to the consumer
+            error = caught
+        with self._cond:
+            self._running -= 1
+            self._indexing = False
+            if error is not None and span in self._spans:
+                self._spans.remove(span)
+                self._note(span, error)
+            self._cond.notify_all()
+
+    def _do_build(self, span: Span, chunks: dict[int, Chunk | LostChunk], worker: int) -> None:
+        views = self._limits.views and self._lends(span.work)
+        result: list[Built] | BaseException
+        try:
+            result = self._builder.build(span, chunks, views=views, finish=self._finishers[worker])
+        except BaseException as caught:  # noqa: BLE001 -- handed to the consumer, who meets it in order
+            result = caught
+        with self._cond:
+            self._running -= 1
+            if not self._stopped:
+                self._note(span, result)
+            self._cond.notify_all()
+
+    def _note(self, span: Span, result: list[Built] | BaseException) -> None:
+        self._built[span.number] = result
+        self._open.pop(span.number, None)
+        tick = self._tick
+        for chunk in self._window.leave(tick):
+            if isinstance(chunk, Chunk):
+                self._lend(chunk)
+        works = self._window.works
+        while self._cut_work and works[0].base + works[0].plan.num_items <= tick:
+            works.pop(0)
+            self._cut_work -= 1
+
+    def _lends(self, work: EpochWork) -> bool:
+        """Whether views may go out in this epoch: nothing of it may be needed again."""
+        return not self._window.share or (self._ended and work is self._window.works[-1])
+
+    def _lend(self, chunk: Chunk) -> None:
+        """Count a chunk whose views may have gone out until the last of them is gone."""
+        bases = {id(base): base for part in chunk.parts if (base := part.lent_base()) is not None}
+        if not bases:
+            return
+        share = chunk.num_bytes // len(bases)
+        self._window.lent_bytes += share * len(bases)
+        for base in bases.values():
+            # A deque append takes no lock: this runs in whichever thread drops the last view.
+            weakref.finalize(base, self._returned.append, share).atexit = False
+
+    def _do_plan(self) -> None:
+        plan: EpochPlan | None = None
+        error: BaseException | None = None
+        try:
+            plan = next(self._plans, None)
+        except BaseException as caught:  # noqa: BLE001 -- handed to the consumer
+            error = caught
+        with self._cond:
+            self._running -= 1
+            self._planning = False
+            if plan is not None:
+                self._window.add(EpochWork(plan, self._next_base))
+                self._next_base += plan.num_items
+            else:
+                self._ended = True
+            if error is not None:
+                self._built[self._next_number] = error
+                self._next_number += 1
+            self._cond.notify_all()
+
+
+def finalize(owner: object, run: Run) -> weakref.finalize[Any, Any]:
+    """Stop `run` when `owner` is gone or the interpreter exits; returns the finalizer."""
+    return weakref.finalize(owner, run.stop, EXIT_WAIT_S)
+
+
+def now() -> float:
+    """Seconds on a clock that only goes forward."""
+    return time.perf_counter()

@@ -1,0 +1,56 @@
+"""Read a few rows by their place: what `Dataset.take` and `ds[i]` do.
+
+Reads each row group concerned once, in threads where there are several, keeps only the rows asked for, and gives one
+batch in the order asked for. Shares reading, gathering and decoding with the loader; needs no plan.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from penstock.engine.build import Span, take_table_rows
+from penstock.engine.chunk import make_chunk
+from penstock.engine.finish import CellLost, Place
+from penstock.engine.gather import Picks, gather
+from penstock.engine.host import default_workers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.engine.build import Builder
+    from penstock.engine.chunk import Chunk
+    from penstock.engine.finish import Batch
+
+
+def take_rows(builder: Builder, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> Batch:
+    """Return the rows `row[i]` (among the selected ones) of `chunk[i]` as one batch."""
+    distinct, part = np.unique(chunk, return_inverse=True)
+    part = part.astype(np.intp).reshape(-1)
+    wanted = [np.unique(row[part == number]) for number in range(len(distinct))]
+    within = np.empty(len(row), np.int64)
+    for number, rows in enumerate(wanted):
+        here = part == number
+        within[here] = np.searchsorted(rows, row[here])
+    chunks = _read_all(builder, list(zip(distinct.tolist(), wanted, strict=True)))
+    span = Span(cast("Any", None), 0, 0, 1, 0, len(row), distinct, part, row)
+    gathered = gather(Picks(chunks, part, within), builder.columns, builder.pool)
+    try:
+        return builder.finisher.finish(gathered, Place(0, 0, np.arange(len(row))), builder.pool)[0]
+    except CellLost as error:
+        raise builder.decode_error(span, error.row, error) from error.__cause__
+
+
+def _read_all(builder: Builder, wanted: list[tuple[int, NDArray[np.int64]]]) -> list[Chunk]:
+    if len(wanted) < 2:
+        return [_read(builder, *one) for one in wanted]
+    with ThreadPoolExecutor(min(default_workers(), len(wanted))) as threads:
+        return list(threads.map(lambda one: _read(builder, *one), wanted))
+
+
+def _read(builder: Builder, chunk: int, rows: NDArray[np.int64]) -> Chunk:
+    table = builder.source.read_chunk(chunk, [column.name for column in builder.columns])
+    selected = builder.selection.rows_of(chunk)
+    return make_chunk(chunk, take_table_rows(table, rows if selected is None else selected[rows]), builder.columns)

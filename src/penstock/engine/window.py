@@ -1,0 +1,231 @@
+"""Which chunks are in memory, which is read next, and which one leaves.
+
+Pure bookkeeping over the visits of an `EpochPlan`: no threads, no files, no clock; the caller holds its lock around
+every call. Time is counted in *ticks*: items of this rank since the run began, so that the visits of one epoch and the
+next lie on one line. A chunk stays until its last planned item is gathered; beyond that it stays while there is room,
+and the one whose next use is farthest leaves first, so what fits is read once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.engine.chunk import Chunk, LostChunk
+    from penstock.plan import EpochPlan
+
+Key = tuple[int, int]
+NEVER = 1 << 62
+
+
+class EpochWork:
+    """One epoch of a run: its plan, its first tick, and which visits have been taken up."""
+
+    def __init__(self, plan: EpochPlan, base: int) -> None:
+        self.plan = plan
+        self.base = base
+        visits = plan.visits
+        self.chunk = visits.chunk
+        self.first = visits.first + base
+        self.last = visits.last + base
+        self.taken = np.zeros(len(visits.chunk), np.bool_)
+        self.next_visit = 0
+        self._by_chunk: tuple[NDArray[np.intp], NDArray[np.int64]] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self.plan.cursor.epoch
+
+    def visits_of(self, chunk: int) -> NDArray[np.intp]:
+        """Return the visits to a chunk in this epoch."""
+        if self._by_chunk is None:
+            order = np.argsort(self.chunk, kind="stable")
+            self._by_chunk = order, self.chunk[order]
+        order, chunks = self._by_chunk
+        return order[np.searchsorted(chunks, chunk, "left") : np.searchsorted(chunks, chunk, "right")]
+
+    def next_use(self, chunk: int, tick: int) -> int:
+        """Return the tick at which the chunk is needed next, from `tick` on; NEVER if not in this epoch."""
+        ahead = [int(self.first[v]) for v in self.visits_of(chunk) if self.last[v] > tick]
+        return max(min(ahead), tick) if ahead else NEVER
+
+
+@dataclass(slots=True)
+class Resident:
+    """A chunk that is in memory or being read."""
+
+    until: int
+    """Tick after the last item that a taken-up visit needs."""
+    num_bytes: int
+    loaded: Chunk | LostChunk | None = None
+    next_use: int | None = None
+    """Cached answer of `Window.next_use`; None: to be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An order to read one chunk."""
+
+    key: Key
+    chunk: int
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class Window:
+    """The chunks in memory, within a budget of bytes."""
+
+    budget_bytes: int
+    """For residents and reads in flight."""
+    ahead_bytes: int
+    """How far prefetch may go beyond what the next items need."""
+    chunk_bytes: NDArray[np.int64]
+    """Estimate for each chunk, of what stays in memory."""
+    read_bytes: NDArray[np.int64]
+    """Estimate for each chunk, of what a read in flight holds."""
+    share: bool
+    """Whether an epoch may use what the one before it has read; otherwise chunks leave as soon as they are done."""
+    works: list[EpochWork] = field(default_factory=list)
+    residents: dict[Key, Resident] = field(default_factory=dict)
+    held_bytes: int = 0
+    flight_bytes: int = 0
+    lent_bytes: int = 0
+    """Chunks that left the window while the user still holds views of them."""
+    reads: int = 0
+    _ahead: deque[tuple[int, int]] = field(default_factory=deque)
+    """(first tick, bytes) of what was read before it is needed, in order."""
+    _ahead_now: int = 0
+
+    def add(self, work: EpochWork) -> None:
+        """Append the next epoch."""
+        self.works.append(work)
+        for resident in self.residents.values():
+            resident.next_use = None
+
+    def key(self, work: EpochWork, chunk: int) -> Key:
+        """Return under which name the chunk is kept for that epoch."""
+        return (-1 if self.share else work.epoch, chunk)
+
+    def chunk(self, work: EpochWork, chunk: int) -> Chunk | LostChunk | None:
+        """Return the chunk if it is loaded."""
+        resident = self.residents.get(self.key(work, chunk))
+        return resident.loaded if resident else None
+
+    def read_needed(self, work: EpochWork, chunk: int, *, force: bool, tick: int) -> Read | None:
+        """Take up the visits to a chunk that the next items need; return the read to do, if room for it is found."""
+        key = self.key(work, chunk)
+        visits = work.visits_of(chunk)
+        until = int(work.last[visits].max())
+        if key in self.residents:
+            self._take_up(work, visits, key, until)
+            return None
+        first = int(work.first[visits].min())
+        if not self._room_for(chunk, first, tick=tick) and not force:
+            return None
+        self._take_up(work, visits, key, until)
+        return self._begin(key, chunk, until)
+
+    def read_ahead(self, *, tick: int) -> Read | None:
+        """Return the next read in order of first use, as far as prefetch and memory allow."""
+        for work in self.works:
+            while work.next_visit < len(work.taken):
+                visit = work.next_visit
+                if work.taken[visit]:
+                    work.next_visit += 1
+                    continue
+                chunk = int(work.chunk[visit])
+                key, until, first = self.key(work, chunk), int(work.last[visit]), int(work.first[visit])
+                if key not in self.residents and not self._may_prefetch(chunk, first, tick):
+                    return None
+                work.taken[visit] = True
+                work.next_visit += 1
+                if key not in self.residents:
+                    self._ahead.append((first, int(self.chunk_bytes[chunk])))
+                    self._ahead_now += int(self.chunk_bytes[chunk])
+                    return self._begin(key, chunk, until)
+                self._extend(self.residents[key], until)
+        return None
+
+    def _may_prefetch(self, chunk: int, first: int, tick: int) -> bool:
+        while self._ahead and self._ahead[0][0] <= tick:
+            self._ahead_now -= self._ahead.popleft()[1]
+        if first > tick and self._ahead_now + int(self.chunk_bytes[chunk]) > self.ahead_bytes:
+            return False
+        return self._room_for(chunk, first, tick=tick)
+
+    def _take_up(self, work: EpochWork, visits: NDArray[np.intp], key: Key, until: int) -> None:
+        work.taken[visits] = True
+        if key in self.residents:
+            self._extend(self.residents[key], until)
+
+    @staticmethod
+    def _extend(resident: Resident, until: int) -> None:
+        resident.until = max(resident.until, until)
+        resident.next_use = None
+
+    def _begin(self, key: Key, chunk: int, until: int) -> Read:
+        num_bytes = int(self.chunk_bytes[chunk])
+        self.residents[key] = Resident(until, num_bytes)
+        self.held_bytes += num_bytes
+        self.flight_bytes += int(self.read_bytes[chunk])
+        self.reads += 1
+        return Read(key, chunk, num_bytes)
+
+    def done(self, read: Read, loaded: Chunk | LostChunk) -> None:
+        """Note that a read has ended; its real size replaces the estimate."""
+        self.flight_bytes -= int(self.read_bytes[read.chunk])
+        resident = self.residents[read.key]
+        self.held_bytes += loaded.num_bytes - resident.num_bytes
+        resident.num_bytes = loaded.num_bytes
+        resident.loaded = loaded
+
+    def _room_for(self, chunk: int, first: int, *, tick: int) -> bool:
+        """Find room for one more read that is first needed at tick `first`, by letting go of what is needed later."""
+        need = int(self.chunk_bytes[chunk] + self.read_bytes[chunk])
+        short = self.held_bytes + self.flight_bytes + self.lent_bytes + need - self.budget_bytes
+        if short <= 0:
+            return True
+        idle = [
+            (self._next_use(key, r, tick), key) for key, r in self.residents.items() if r.until <= tick and r.loaded
+        ]
+        for use, key in sorted(idle, reverse=True):
+            if use <= first:
+                return False
+            short -= self.drop(key)
+            if short <= 0:
+                return True
+        return False
+
+    def _next_use(self, key: Key, resident: Resident, tick: int) -> int:
+        if resident.next_use is None or resident.next_use < tick:
+            resident.next_use = self.next_use(key, tick)
+        return resident.next_use
+
+    def next_use(self, key: Key, tick: int) -> int:
+        """Return the tick at which a resident is needed next; NEVER if no planned epoch needs it."""
+        return min((work.next_use(key[1], tick) for work in self.works if self.key(work, key[1]) == key), default=NEVER)
+
+    def drop(self, key: Key) -> int:
+        """Let a chunk go; returns its bytes."""
+        resident = self.residents.pop(key)
+        self.held_bytes -= resident.num_bytes
+        return resident.num_bytes
+
+    def leave(self, tick: int) -> list[Chunk]:
+        """Drop, where epochs share nothing, what is done before `tick`; return what was dropped."""
+        if self.share:
+            return []
+        gone = [key for key, r in self.residents.items() if r.until <= tick and r.loaded]
+        return [cast("Chunk", self._pop(key)) for key in gone]
+
+    def _pop(self, key: Key) -> Chunk | LostChunk | None:
+        loaded = self.residents[key].loaded
+        self.drop(key)
+        return loaded

@@ -1,0 +1,115 @@
+"""The one home of defaults: what `Dataset.loader` accepts, checked once into a frozen value.
+
+The public factory takes flat keywords and builds a `LoaderOptions`; everything below takes that value. Nothing here
+looks at a dataset, a clock or the machine: what depends on the host is filled in by `engine.host`.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Shuffle = bool | Literal["groups"]
+Remainder = Literal["drop", "pad", "uneven"]
+Pool = Literal["thread", "process", "serial"]
+OnError = Literal["raise", "skip"]
+
+MEMORY_BYTES = 3 << 30
+"""Bytes that window, reads in flight and decoded batches may hold together."""
+WINDOW_BYTES = 1 << 30
+"""Bytes of the shuffle window of the whole job; a constant, so that every rank plans the same order."""
+SPAN_BYTES = 8 << 20
+"""Small batches are gathered several at a time, up to this many bytes: a take of 65,000 rows runs without the GIL."""
+READ_COST = 3
+"""A read in flight holds about this many times its chunk: compressed pages, decompressed pages, Arrow arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """How to read a dataset: what the keywords of `Dataset.loader` say, checked."""
+
+    batch_size: int
+    """Rows of a batch on each rank."""
+    shuffle: Shuffle = False
+    """False: as stored; True: rows shuffled within the window; "groups": row groups permuted, rows as stored."""
+    seed: int = 0
+    """Picks the order; 0 <= seed < 2**64."""
+    epochs: int | None = 1
+    """Epochs of one pass; None for ever."""
+    drop_last: bool = False
+    """Leave out a last batch that is not full."""
+    rank: int | None = None
+    """Which of `world` equal parts this process reads."""
+    world: int | None = None
+    """Number of parts."""
+    remainder: Remainder = "drop"
+    """What happens when the rows do not divide evenly among the ranks."""
+    transform: Callable[..., Mapping[str, Any]] | None = None
+    """Function of the batch; may also take `rng` and `positions`."""
+    pool: Pool = "thread"
+    """Where decoding and the transform run."""
+    workers: int | None = None
+    """Threads or processes; None: the cores of this process, divided by the ranks on this host."""
+    memory_bytes: int | None = MEMORY_BYTES
+    """Budget in bytes; None: the default, or less where this host or its cgroup has less to give."""
+    window_bytes: int = WINDOW_BYTES
+    """Shuffle window of the whole job, in bytes of memory."""
+    lanes: int | None = None
+    """Lanes of the shuffled order; None: chosen from the dataset and the window."""
+    on_error: OnError = "raise"
+    """What a damaged cell or row group does."""
+    skip_limit: int | None = None
+    """With on_error="skip": more skipped rows than this are an error."""
+    pad: Any = None
+    """Fill value for variable shapes, or a dict column -> value; None: they come as a list."""
+
+    def __post_init__(self) -> None:
+        _at_least("batch_size", self.batch_size, 1)
+        _at_least("window_bytes", self.window_bytes, 1)
+        _one_of("shuffle", self.shuffle, (False, True, "groups"))
+        _one_of("remainder", self.remainder, ("drop", "pad", "uneven"))
+        _one_of("pool", self.pool, ("thread", "process", "serial"))
+        _one_of("on_error", self.on_error, ("raise", "skip"))
+        for name in ("epochs", "workers", "lanes", "memory_bytes"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        if not 0 <= operator.index(self.seed) < 1 << 64:
+            raise PlanError(f"seed must be in [0, 2**64); got {self.seed}")
+        if self.transform is not None and not callable(self.transform):
+            raise PlanError(f"transform must be a function of the batch; got {type(self.transform).__name__}")
+        self._check_share()
+
+    def _check_share(self) -> None:
+        if self.world is not None:
+            _at_least("world", self.world, 1)
+        if self.rank is None:
+            return
+        if self.world is None:
+            raise PlanError(f"rank={self.rank} needs world= as well: how many parts are there?")
+        if not 0 <= operator.index(self.rank) < self.world:
+            raise PlanError(f"rank must be in [0, {self.world}); got {self.rank}")
+
+    @property
+    def order_kind(self) -> str:
+        """The kind of order that `shuffle` asks for: natural, groups or lanes."""
+        return {False: "natural", True: "lanes", "groups": "groups"}[self.shuffle]
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise PlanError(f"{name} must be a whole number; got {value!r}") from None
+    if number < least or isinstance(value, bool):
+        raise PlanError(f"{name} must be at least {least}; got {value!r}")
+
+
+def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        raise PlanError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")

@@ -8,8 +8,7 @@ from functools import cached_property
 from hypothesis import strategies as st
 
 from penstock.plan import Cursor, Order, Share, plan_epoch
-
-from . import plain
+from tests.plan import plain
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import InternalError, PlanError, StateMismatch
 from penstock.plan import Cursor, Order, Share, plan_epoch, steps_left
-
-from ..depth import depth
-from . import plain
-from .cases import cases
+from tests.depth import depth
+from tests.plan import plain
+from tests.plan.cases import cases
 
 deep = settings(max_examples=depth(50, 2000), deadline=None)
 

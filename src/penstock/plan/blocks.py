@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.plan.order import BLOCKS, permutation
+from penstock.plan.order import BLOCKS, Words, stable_argsort, stable_argsort_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SPAN = 1 << 14
 """Rows gathered at once: larger spans are cut, so that rings need not be much longer than a block."""
+
+FEW = 64
+"""A first span that wants less than one row in so many of a block does not wait for the whole block to be sorted."""
 
 
 class Blocks:
@@ -32,7 +35,7 @@ class Blocks:
 
     def __init__(self, grid: Grid, deal: Deal, *, order: Order, epoch: int) -> None:
         self._grid, self._deal = grid, deal
-        self._key = (order.seed, epoch)
+        self._words = Words(order.seed, epoch)
         self._num_lanes = len(deal.lane)
         self._lane_start, self._lane_rows = grid.start(deal.lane), grid.rows(deal.lane)
         self._first_block = grid.first_block(deal.lane)
@@ -43,6 +46,8 @@ class Blocks:
         self._length = -(-longest // deal.stride) + self._turns + 1
         dtype = np.uint32 if grid.total_rows < 1 << 32 else np.int64
         self._ring = np.empty((self._num_lanes, self._length), dtype=dtype)
+        self._flat = self._ring.reshape(-1)
+        self._columns = np.arange(self._num_lanes, dtype=np.int64)
 
     def line_rows(self, lo: int, hi: int) -> NDArray[np.int64]:
         """Return the line row of items lo..hi-1; about 25 ns a row in spans of thousands, permuting included."""
@@ -51,16 +56,18 @@ class Blocks:
         return spans[0] if len(spans) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *spans])
 
     def _span(self, lo: int, hi: int) -> NDArray[np.int64]:
-        item = np.arange(lo, hi, dtype=np.int64)
-        turn = item // self._num_lanes
-        column = item - turn * self._num_lanes
-        self._fill(lo, hi, column[: self._num_lanes])
-        turn -= lo // self._num_lanes  # below the ring's length now, so that one subtraction wraps it
-        turn += lo // self._num_lanes % self._length
-        turn -= self._length * (turn >= self._length)
-        column *= self._length
-        column += turn
-        return np.take(self._ring.reshape(-1), column).astype(np.int64, copy=False)
+        num_lanes = self._num_lanes
+        if hi - lo < num_lanes:
+            item = np.arange(lo, hi, dtype=np.int64)
+            turn, column = np.divmod(item, num_lanes)
+            self._fill(lo, hi, column)
+            index = column * self._length + turn % self._length
+        else:
+            self._fill(lo, hi, self._columns)
+            turn = np.arange(lo // num_lanes, (hi - 1) // num_lanes + 1, dtype=np.int64) % self._length
+            index = (turn[:, None] + self._columns * self._length).reshape(-1)
+            index = index[lo % num_lanes :][: hi - lo]
+        return self._flat.take(index).astype(np.int64, copy=False)
 
     def _fill(self, lo: int, hi: int, column: NDArray[np.int64]) -> None:
         """Make the ring hold the turns of items lo..hi-1, whose columns are `column`."""
@@ -72,16 +79,20 @@ class Blocks:
         short = np.flatnonzero(self._until[column] < last)
         for c, end in zip(column[short].tolist(), last[short].tolist(), strict=True):
             while self._until[c] < end:
-                self._load(c)
+                self._load(c, end)
 
-    def _load(self, column: int) -> None:
-        """Permute the block that the column's next turn lies in and append the rank's rows of it to the ring."""
+    def _load(self, column: int, end_turn: int) -> None:
+        """Append the rank's rows of the block that the column's next turn lies in to the ring."""
         deal, turn = self._deal, int(self._until[column])
         row = int(deal.row[column]) + turn * deal.stride
         block, begin, end = self._block(column, row)
-        seed, epoch, lane = *self._key, int(deal.lane[column])
-        places = permutation(end - begin, seed=seed, epoch=epoch, a=lane, b=block, kind=BLOCKS)
-        places = places[row - begin :: deal.stride]
+        words = self._words.draw(end - begin, a=int(deal.lane[column]), b=block, kind=BLOCKS)
+        wanted = (end_turn - turn) * deal.stride * FEW
+        if turn == self._since[column] and row + wanted < end:
+            # A run's first batch wants a few rows of every block at once: sort these now and the blocks after it.
+            places = stable_argsort_part(words, row - begin, row - begin + wanted // FEW)[:: deal.stride]
+        else:
+            places = stable_argsort(words)[row - begin :: deal.stride]
         self._append(column, turn, places + (int(self._lane_start[column]) + begin))
 
     def _block(self, column: int, row: int) -> tuple[int, int, int]:

@@ -65,10 +65,10 @@ class Line:
 
     def find(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the index in `chunks` for each line row; about 10 ns a row where chunks are of like size."""
-        at = np.take(self.table, rows >> self.shift)
+        at = self.table.take(rows >> self.shift)
         ends = self.borders[1:]
         for _ in range(GUESSES):
-            behind = np.take(ends, at) <= rows
+            behind = ends.take(at) <= rows
             if not behind.any():
                 return at
             at += behind
@@ -77,7 +77,7 @@ class Line:
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return chunk number and ordinal among the chunk's selected rows for each line row."""
         at = self.find(rows)
-        return np.take(self.chunks, at), rows - np.take(self.borders, at)
+        return self.chunks.take(at), rows - self.borders.take(at)
 
 
 def lay(counts: NDArray[np.int64], *, order: Order, epoch: int) -> Line:

@@ -1,0 +1,134 @@
+"""What the columns of a dataset look like on disk: the schema of its files and how Parquet stores each column.
+
+Built once for every `write` from the Unischema; `inputs` encodes to it and `files` writes by it. Pure: holds no data
+and touches no file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.codecs.base import has_cells
+from penstock.errors import ColumnNotFound, SchemaError, close_names
+from penstock.schema.stored import SCHEMA_KEY, schema_to_json
+from penstock.write.options import AUTO, Compression
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.schema.unischema import Unischema
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A dataset's columns as stored."""
+
+    unischema: Unischema
+    columns: pa.Schema
+    """Storage types of all columns, partition columns included, in the order of the schema."""
+    partition_by: tuple[str, ...]
+    cells: frozenset[str]
+    """Columns whose cells a codec has encoded as bytes."""
+    limits: Mapping[str, np.iinfo[Any]]
+    """Integer columns stored in a wider type than the field's (uint8 lies in int16), and what they may hold."""
+
+    @property
+    def in_files(self) -> pa.Schema:
+        """The schema of every file: without the partition columns, with the stored schema in its metadata."""
+        fields = [field for field in self.columns if field.name not in self.partition_by]
+        return pa.schema(fields, metadata={SCHEMA_KEY: schema_to_json(self.unischema).encode()})
+
+    @property
+    def whole(self) -> pa.Schema:
+        """The schema of a dataset without rows, whose partition columns are in no folder name."""
+        return pa.schema(list(self.columns), metadata=self.in_files.metadata)
+
+    def parquet_options(self, compression: Compression) -> dict[str, Any]:
+        """Return the keywords of `pyarrow.parquet.ParquetWriter` for these columns.
+
+        Encoded cells get no dictionary (every cell differs, and building one costs memory and time) and no statistics
+        (the least JPEG means nothing); floats get no dictionary either, which would slow reading.
+        """
+        flat = [field for field in self.columns if field.name not in self.cells and not pa.types.is_nested(field.type)]
+        coded = [field.name for field in flat if not pa.types.is_floating(field.type)]
+        return {
+            "compression": self._compression() if compression == AUTO else _plain(compression),
+            "use_dictionary": coded or False,
+            "write_statistics": [field.name for field in flat] or False,
+        }
+
+    def _compression(self) -> dict[str, str] | str:
+        packed = {name for name in self.cells if _is_compressed(self.unischema.fields[name].codec)}
+        if not packed:
+            return "snappy"
+        leaves = [path for field in self.in_files for path in _leaves(field)]
+        return {path: "none" if path in packed else "snappy" for path in leaves}
+
+
+def _plain(compression: Compression) -> dict[str, str] | str:
+    if compression is None:
+        return "none"
+    return compression if isinstance(compression, str) else dict(compression)
+
+
+def _is_compressed(codec: object) -> bool:
+    return type(codec).__name__ in ("CompressedImageCodec", "CompressedNdarrayCodec")
+
+
+def _leaves(field: Any) -> list[str]:
+    """Return the Parquet paths of a column's leaves: the keys of a compression by column."""
+    kind = field.type
+    if pa.types.is_map(kind):
+        inner = [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
+        return [f"{field.name}.key_value.{path}" for part in inner for path in _leaves(part)]
+    if pa.types.is_struct(kind):
+        return [f"{field.name}.{path}" for part in kind for path in _leaves(part)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [f"{field.name}.list.{path}" for path in _leaves(pa.field("element", kind.value_type))]
+    return [str(field.name)]
+
+
+def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence[str]) -> Layout:
+    """Check the partition columns and return the layout of a dataset.
+
+    Raises:
+        ColumnNotFound: a partition column that the schema does not have.
+        SchemaError: a partition column that cannot be a folder name, or no column left for the files.
+    """
+    cells = frozenset(name for name, field in unischema.fields.items() if has_cells(field.codec))
+    for name in partition_by:
+        _check_partition(name, columns, cells)
+    if columns.names and len(partition_by) == len(columns.names):
+        raise SchemaError("partition_by takes every column, so that the files would have none; leave one out")
+    return Layout(unischema, columns, tuple(partition_by), cells, _limits(unischema, columns))
+
+
+def _limits(unischema: Unischema, columns: pa.Schema) -> dict[str, np.iinfo[Any]]:
+    found = {}
+    for stored in columns:
+        field = unischema.fields.get(stored.name)
+        kind = field.numpy_dtype if field is not None else None
+        if pa.types.is_integer(stored.type) and isinstance(kind, type) and issubclass(kind, np.integer):
+            limits, wider = np.iinfo(kind), np.iinfo(stored.type.to_pandas_dtype())
+            if limits.min > wider.min or limits.max < wider.max:
+                found[stored.name] = limits
+    return found
+
+
+def _check_partition(name: str, columns: pa.Schema, cells: frozenset[str]) -> None:
+    if name not in columns.names:
+        raise ColumnNotFound(f"partition_by: no column {name!r}; {close_names(name, columns.names)}")
+    kind = columns.field(name).type
+    if name in cells or pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        raise SchemaError(
+            f"partition_by: column {name!r} is stored as {kind}; only numbers, strings, booleans, dates and "
+            "decimals can be folder names"
+        )
+    if name.startswith("."):
+        raise SchemaError(
+            f"partition_by: column {name!r} would make folders that readers skip as hidden; rename the column"
+        )

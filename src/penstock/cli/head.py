@@ -1,0 +1,35 @@
+"""`penstock head URL`: the first rows, with arrays in short.
+
+Takes an open dataset, reads the row groups that hold the rows and returns text: a table where it fits the terminal,
+else one block for each row. Decodes nothing beyond those rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.cli.text import columns_text, fits_terminal, value_text
+
+if TYPE_CHECKING:
+    from penstock.api import Dataset
+
+
+def head(dataset: Dataset, num_rows: int) -> str:
+    """Return the first `num_rows` rows as text; fewer where the dataset ends before."""
+    count = min(num_rows, len(dataset))
+    if not count:
+        return "no rows"
+    names = list(dataset.columns)
+    batch = dataset.head(count)
+    rows = [[value_text(batch[name][index]) for name in names] for index in range(count)]
+    table = columns_text(["row", *names], [[str(i), *row] for i, row in enumerate(rows)])
+    return table if fits_terminal(table) else _blocks(names, rows)
+
+
+def _blocks(names: list[str], rows: list[list[str]]) -> str:
+    width = max(map(len, names))
+    blocks = []
+    for index, row in enumerate(rows):
+        lines = [f"  {name.ljust(width)}  {value}" for name, value in zip(names, row, strict=True)]
+        blocks.append("\n".join([f"row {index}", *lines]))
+    return "\n".join(blocks)

@@ -1,0 +1,172 @@
+"""Read the command line, run one command, turn errors into one line.
+
+Commands are imported only when they run, so that `--help` and mistakes are answered at once. Nothing here opens a
+dataset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InternalError, PenstockError, PenstockWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
+
+_UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; `arguments` defaults to those of the process."""
+    options = _parser().parse_args(arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", PenstockWarning)
+            warnings.showwarning = _show_warning
+            print(_run(options), flush=True)
+    except BrokenPipeError:  # `penstock head URL | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if options.debug:
+            raise
+        print(f"penstock: {_one_line(error)}", file=sys.stderr)
+        return EXIT_ERROR
+    return 0
+
+
+def size(text: str) -> int:
+    """Return bytes from a number with an optional unit: 1073741824, 512M, 1GiB (units are powers of 1024)."""
+    letters = text.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = letters[-1:] if letters[-1:].isalpha() else ""
+    number = letters.removesuffix(unit)
+    try:
+        return int(float(number) * 1024 ** _UNITS[unit])
+    except (ValueError, KeyError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M, 1GiB or a number of bytes") from None
+
+
+def _run(options: argparse.Namespace) -> str:
+    if options.command == "info":
+        from penstock.cli.info import info
+
+        return info(_open(options))
+    if options.command == "head":
+        from penstock.cli.head import head
+
+        return head(_open(options), options.rows)
+    from penstock.cli.plan import plan
+
+    return plan(_open(options), options)
+
+
+def _open(options: argparse.Namespace) -> Any:
+    import penstock
+
+    storage = dict(options.storage_option) or None
+    sources = options.url if len(options.url) > 1 else options.url[0]
+    return penstock.open(sources, columns=options.columns, storage_options=storage)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock", description="Look at Parquet datasets as a training run sees them."
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _command(commands, "info", "schema, rows, files, row groups and sizes")
+    head = _command(commands, "head", "the first rows, arrays in short")
+    head.add_argument("-n", "--rows", type=_count, default=5, help="how many rows (default 5)")
+    _add_plan_options(_command(commands, "plan", "what a loader would do: steps, lanes, memory, bytes read"))
+    return parser
+
+
+def _command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=f"Print {summary}.")
+    made.add_argument(
+        "url", nargs="+", metavar="URL", help="folder, file or pattern: a path or any URL that fsspec knows"
+    )
+    made.add_argument("--columns", type=_names, metavar="A,B", help="only these columns; regular expressions allowed")
+    made.add_argument(
+        "--storage-option",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for the URL's filesystem",
+    )
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return made
+
+
+def _add_plan_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--batch-size", type=_positive, default=256, help="rows of a batch on each rank (default 256)")
+    add("--shuffle", nargs="?", const="rows", choices=["rows", "groups", "no"], default="no",
+        help="rows: within the window; groups: row groups only; give it after the URL")  # fmt: skip
+    add("--world", type=_positive, default=1, help="number of ranks (default 1)")
+    add("--seed", type=int, default=0)
+    add("--epochs", type=_positive, default=1)
+    add(
+        "--remainder", choices=["drop", "pad", "uneven"], default="drop", help="rows that do not divide among the ranks"
+    )
+    add("--drop-last", action="store_true", help="leave out a last batch that is not full")
+    add("--lanes", type=_positive, help="lanes of the shuffled order (default: chosen)")
+    add("--window-bytes", type=size, metavar="SIZE", help="shuffle window of the whole job, e.g. 1GiB")
+    add("--memory-bytes", type=size, metavar="SIZE", help="budget of one rank, e.g. 3GiB")
+
+
+class _Version(argparse.Action):
+    """Prints the version; looked up only when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import penstock
+
+        print(f"penstock {penstock.__version__}")
+        parser.exit()
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _one_line(error: Exception) -> str:
+    """Return the message of an error in one line; what is not ours keeps its class name, and a bug says so."""
+    message = " ".join(str(error).split())
+    if isinstance(error, PenstockError) and not isinstance(error, InternalError):
+        return message or type(error).__name__
+    return f"{type(error).__name__}: {message} (--debug shows the traceback)"
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    if issubclass(category, PenstockWarning):
+        print(f"penstock: note: {message}", file=sys.stderr)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -28,6 +27,9 @@ from penstock.codecs.sparktypes import SparkType
 from penstock.errors import CodecError, MetadataError, SchemaError
 from penstock.schema.safe_pickle import Made, Name, SafeReader, checked_key
 from penstock.schema.unischema import Unischema, UnischemaField
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _UNISCHEMA, _FIELD = Name("petastorm.unischema", "Unischema"), Name("petastorm.unischema", "UnischemaField")
 _RECONSTRUCTOR, _RESTORE = Name("copyreg", "_reconstructor"), Name("pyspark.serializers", "_restore")

@@ -37,8 +37,8 @@ class UnischemaField(_FieldTuple):
     """One column: name, dtype, shape, codec and whether it may be null.
 
     `numpy_dtype` is kept as a NumPy scalar class, `decimal.Decimal`, or None (values pass unchecked); dtypes, their
-    names and Python's own types are turned into that. `shape` is `()` for scalars, with None for free dimensions. Two fields
-    are equal where all but their codecs are.
+    names and Python's own types are turned into that. `shape` is `()` for scalars, with None for free dimensions. Two
+    fields are equal where all but their codecs are.
     """
 
     __slots__ = ()

@@ -8,6 +8,7 @@ from penstock import codecs, errors
 from penstock.api import Dataset, Loader, open
 from penstock.codecs import register_codec
 from penstock.schema import Unischema, UnischemaField
+from penstock.write import write
 
 __version__ = "0.1.0"
 
@@ -21,4 +22,5 @@ __all__ = [
     "errors",
     "open",
     "register_codec",
+    "write",
 ]

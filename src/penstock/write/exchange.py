@@ -6,7 +6,6 @@ Used by `place` for overwriting, so that readers see the old dataset or the new 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 
@@ -17,6 +16,8 @@ _RENAME_SWAP = 2  # macOS sys/stdio.h; the same number by chance
 
 def exchange(one: str, other: str) -> bool:
     """Swap what two local paths name, atomically; False where that is not possible, and then nothing has changed."""
+    import ctypes
+
     a, b = os.fsencode(one), os.fsencode(other)
     try:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +43,7 @@ class Place:
     def hidden(self, suffix: str) -> str:
         """Return a new hidden name beside the target."""
         parent, name = posixpath.split(self.path)
-        return posixpath.join(parent, f".{name}.{uuid.uuid4().hex[:12]}.{suffix}")
+        return posixpath.join(parent, f".{name}.{os.urandom(6).hex()}.{suffix}")
 
     @contextlib.contextmanager
     def filling(self, *, overwrite: bool) -> Iterator[str]:

@@ -94,7 +94,7 @@ class Unischema:
             self._add_attribute(field)
 
     def _add_attribute(self, field: UnischemaField) -> None:
-        if hasattr(self, field.name):
+        if field.name in self.__dict__ or hasattr(type(self), field.name):  # not hasattr(self): a miss builds an error
             warnings.warn(
                 f"field {field.name!r} cannot be an attribute of schema {self._name!r}, which has one of that name; "
                 f"use schema.fields[{field.name!r}]",

@@ -231,7 +231,9 @@ def column_kind(
         SchemaError: `shape` contradicts the stored shape.
     """
     kind = _converted(natural_kind(arrow_type, name), _target(numpy_dtype, name), name, arrow_type)
-    return kind if shape is None else _shaped(kind, tuple(shape), name)
+    # A field without numpy_dtype passes values as they are stored: inference gives (None,) to lists of any depth.
+    checked = shape is not None and numpy_dtype is not None
+    return _shaped(kind, tuple(shape or ()), name, _rank(arrow_type)) if checked else kind
 
 
 def _target(numpy_dtype: Any, name: str) -> np.dtype[Any] | type | None:
@@ -303,17 +305,37 @@ def _convertible(kind: Fixed | Objects, natural: np.dtype[Any] | type | None, ta
     return _letter(target) in _BECOMES[_letter(natural)]
 
 
-def _shaped(kind: Fixed | Objects, shape: tuple[int | None, ...], name: str) -> Fixed | Objects:
+def _shaped(kind: Fixed | Objects, shape: tuple[int | None, ...], name: str, rank: int | None) -> Fixed | Objects:
     """Stack lists whose length the schema fixes, and give stored numbers the schema's shape."""
     sizes = tuple(size for size in shape if size is not None)
-    if len(sizes) < len(shape):
-        return kind
-    if isinstance(kind, Objects):
-        stacks = kind.as_list and isinstance(kind.item, np.dtype) and shape
-        return Fixed(kind.item, sizes) if stacks else kind  # type: ignore[arg-type]
-    if math.prod(sizes) != math.prod(kind.shape):
-        raise SchemaError(
-            f"column {name!r}: the schema says shape {shape}, the file stores shape {kind.shape}; "
-            "use None for a free dimension"
-        )
-    return Fixed(kind.dtype, sizes)
+    free = len(sizes) < len(shape)
+    if isinstance(kind, Fixed) and not free:
+        if math.prod(sizes) != math.prod(kind.shape):
+            _contradicts(name, shape, f"shape {kind.shape}")
+        return Fixed(kind.dtype, sizes)
+    if rank is not None and len(shape) != rank:
+        _contradicts(name, shape, f"values of {rank} dimensions")
+    if isinstance(kind, Objects) and kind.as_list and isinstance(kind.item, np.dtype) and not free:
+        return Fixed(kind.item, sizes)
+    return kind
+
+
+def _contradicts(name: str, shape: tuple[int | None, ...], stored: str) -> NoReturn:
+    message = f"column {name!r}: the schema says shape {shape}, the file stores {stored}"
+    raise SchemaError(f"{message}; give the field the stored shape, with None for a free dimension")
+
+
+def _rank(arrow_type: pa.DataType) -> int | None:
+    """Return how many axes a row has, counting each level of lists; None where that has no meaning (maps, structs)."""
+    form = form_of(arrow_type)
+    if form in ("map", "struct", "null"):
+        return None
+    if form == "extension":
+        tensor = isinstance(arrow_type, pa.FixedShapeTensorType)
+        return len(arrow_type.shape) if tensor else _rank(arrow_type.storage_type)
+    if form in ("dictionary", "runs"):
+        return _rank(arrow_type.value_type)
+    if form not in ("list", "fixed_list"):
+        return 0
+    inner = _rank(arrow_type.value_type)
+    return None if inner is None else inner + 1

@@ -46,8 +46,8 @@ def _tensor_or_bool(arrow_type: pa.DataType, value: Any) -> Any:
 def _plain(scalar: pa.Scalar) -> Any:
     if not scalar.is_valid:
         return None
-    form = form_of(scalar.type)
-    return _PLAIN.get(form, pa.Scalar.as_py)(scalar)
+    special = _PLAIN.get(form_of(scalar.type))
+    return scalar.as_py() if special is None else special(scalar)
 
 
 def _number(scalar: pa.Scalar) -> Any:

@@ -140,8 +140,8 @@ def _build_dictionary(kind: pa.DataType) -> Callable[[list], pa.Array]:
 
 def _build_runs(kind: pa.DataType) -> Callable[[list], pa.Array]:
     def build(values: list) -> pa.Array:
-        ends = pa.array(np.cumsum(np.arange(len(values)) % 3 + 1), pa.int32())
-        return pa.RunEndEncodedArray.from_arrays(ends, pa.array(values, kind.value_type))
+        ends = np.cumsum(np.arange(len(values)) % 3 + 1).tolist()
+        return pa.RunEndEncodedArray.from_arrays(ends, pa.array(values, kind.value_type), kind)
 
     return build
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from decimal import Decimal
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.codecs import arrow_memory
 from penstock.codecs.arrow import Fixed, Objects, cells_view, column_kind, fixed_view, mask, objects
 from penstock.codecs.arrow_kinds import FORMS, form_of
 from penstock.codecs.arrow_plain import plain_rows
@@ -483,6 +485,25 @@ def test_conversions_without_a_meaning_are_refused(stored, wanted) -> None:
 def test_a_numpy_dtype_that_is_none_is_named() -> None:
     with pytest.raises(SchemaError, match="'speed'"):
         column_kind(pa.int8(), numpy_dtype="no such type", name="speed")
+
+
+def test_text_that_is_not_utf8_names_its_row_and_reads_as_bytes() -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 2], np.int32))
+    array = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff")])
+    with pytest.raises(CellError, match="UTF-8") as caught:
+        converted(array, None)
+    assert caught.value.index == 1
+    assert converted(array, np.bytes_).tolist() == [b"a", b"\xff"]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@settings(max_examples=depth(15, 500), deadline=None)
+@given(rows=st.lists(st.none() | st.text(max_size=6)), first=st.integers(0, 5))
+def test_text_is_the_same_cut_by_hand_or_by_pyarrow(fast: bool, rows: list, first: int) -> None:
+    # pytest's own monkeypatch is not reset between examples.
+    with patch.object(arrow_memory, "_FAST_PYLIST", fast):
+        array = pa.array(rows, pa.string()).slice(min(first, len(rows)))
+        assert arrow_memory.texts(array) == rows[first:]
 
 
 def test_decimals_are_exact_under_any_context() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import form_of, type_id
+from penstock.codecs.base import CellError
 from penstock.errors import InternalError
 
 if TYPE_CHECKING:
@@ -172,10 +173,22 @@ def decoded(array: pa.Array) -> pa.Array:
 
 
 def texts(array: pa.Array) -> list[str | None]:
-    """Return the rows of a text column as str."""
-    if _FAST_PYLIST and form_of(array.type) == "text":
-        found: list[str | None] = array.to_pylist()
-        return found
+    """Return the rows of a text column as str; CellError for a row that is not UTF-8."""
+    try:
+        found: list[str | None] = array.to_pylist() if _FAST_PYLIST else _cut_texts(array)
+    except UnicodeDecodeError:
+        return [_decode(row, cell) for row, cell in enumerate(byte_strings(array))]
+    return found
+
+
+def _decode(row: int, cell: bytes | None) -> str | None:
+    try:
+        return None if cell is None else cell.decode()
+    except UnicodeDecodeError as error:
+        raise CellError(row, f"text that is not UTF-8: {cell!r:.60}; read the column as np.bytes_") from error
+
+
+def _cut_texts(array: pa.Array) -> list[str | None]:
     data, offsets, valid = cells_view(array)
     low, high = int(offsets[0]), int(offsets[-1])
     raw, edges = data[low:high].tobytes(), (offsets - low).tolist()

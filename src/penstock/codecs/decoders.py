@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 JPEG, PNG = "jpeg", "png"
 _ORDER = {JPEG: ("simplejpeg", "cv2", "PIL.Image"), PNG: ("imagecodecs", "cv2", "PIL.Image")}
 _OTHERS = ("cv2", "PIL.Image")
+MAX_PIXELS = 1 << 30
+"""Largest image that is decoded, OpenCV's own limit: a damaged header may claim any size."""
 _JPEG_MAGIC, _PNG_MAGIC = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
 
@@ -85,7 +87,8 @@ class _Damaged(Exception):
 def _decode_simplejpeg(cell: bytes, _found: str) -> NDArray[Any]:
     simplejpeg = library("simplejpeg")
     pixels: NDArray[Any]
-    colour = simplejpeg.decode_jpeg_header(cell)[2]
+    height, width, colour, _ = simplejpeg.decode_jpeg_header(cell)
+    _refuse_huge(height, width)
     if colour not in ("Gray", "YCbCr", "RGB"):
         raise ValueError(f"{colour} pixels")  # OpenCV knows how to print CMYK as RGB
     try:
@@ -100,11 +103,17 @@ def _decode_simplejpeg(cell: bytes, _found: str) -> NDArray[Any]:
 
 def _decode_imagecodecs(cell: bytes, _found: str) -> NDArray[Any]:
     imagecodecs = library("imagecodecs")
+    _refuse_huge(int.from_bytes(cell[20:24], "big"), int.from_bytes(cell[16:20], "big"))
     try:
         pixels: NDArray[Any] = imagecodecs.png_decode(cell)
     except imagecodecs.PngError as exc:
         raise _Damaged(f"damaged PNG: {exc}") from exc
     return pixels
+
+
+def _refuse_huge(height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        raise _Damaged(f"an image of {height} x {width} pixels is larger than the {MAX_PIXELS} that are read")
 
 
 def _decode_cv2(cell: bytes, found: str) -> NDArray[Any]:

@@ -140,4 +140,13 @@ def _fill_jpeg(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
                 continue
         except ValueError:
             pass  # the careful decoder names the reason, or knows another library
+        else:
+            _refuse_other_jpeg(field, i, (height, width), colour)
         put(field, _careful(field, cells.parts[p][a:b], i), out, i)
+
+
+def _refuse_other_jpeg(field: FieldLike, index: int, size: tuple[int, int], colour: str) -> None:
+    """Raise CellError with both shapes where the header alone shows the contradiction: the image may be huge."""
+    if colour in ("Gray", "YCbCr", "RGB"):
+        shape = size if colour == "Gray" else (*size, 3)
+        raise CellError(index, f"field {field.name!r} expects shape {field.shape}, the cell holds {shape}")

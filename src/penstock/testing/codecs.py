@@ -44,10 +44,10 @@ def check_codec(
 
 
 def equal_values(decoded: Any, value: Any) -> bool:
-    """Tell whether two values have the same dtype, shape and elements; NaN equals NaN."""
+    """Tell whether two values have the same dtype, shape and elements; NaN equals NaN, NaT equals NaT."""
     a, b = np.asarray(decoded), np.asarray(value)
     same_kind = a.dtype == b.dtype or (a.dtype.kind == b.dtype.kind and a.dtype.kind in "US")
-    return same_kind and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+    return same_kind and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM"))
 
 
 def _check_stored_form(codec: DataframeColumnCodec) -> None:
@@ -81,9 +81,8 @@ def _check_fill(codec: DataframeColumnCodec, field: FieldLike, column: Cells, pl
     out = np.full((len(plain), *field.shape), 77, dtype)
     decode_column(codec, field, column, out)
     for got, want in zip(out, plain, strict=True):
-        assert equal_values(got, np.full(field.shape, 77, dtype) if want is None else want), (
-            f"{codec}: decode_column differs from decode, or writes where the cell is null"
-        )
+        right = np.full(field.shape, 77, dtype) if want is None else np.asarray(want, dtype)  # in native byte order
+        assert equal_values(got, right), f"{codec}: decode_column differs from decode, or writes where the cell is null"
 
 
 def _check_view(codec: DataframeColumnCodec, field: FieldLike, cells: list[bytes]) -> None:

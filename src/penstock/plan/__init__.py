@@ -5,11 +5,13 @@ items to ranks, `epoch` chooses between them, `state` stores a place, `length` c
 NumPy only: no files, clocks or threads.
 """
 
+from penstock.plan.advice import Sizes
 from penstock.plan.base import EpochPlan
 from penstock.plan.cursor import Cursor
 from penstock.plan.epoch import plan_epoch
 from penstock.plan.length import epochs_left, steps_left
 from penstock.plan.order import Kind, Lanes, Order, choose_lanes, permutation
+from penstock.plan.plan import Plan, make_plan
 from penstock.plan.share import Remainder, Share
 from penstock.plan.state import State, check
 from penstock.plan.visits import Visits
@@ -20,13 +22,16 @@ __all__ = [
     "Kind",
     "Lanes",
     "Order",
+    "Plan",
     "Remainder",
     "Share",
+    "Sizes",
     "State",
     "Visits",
     "check",
     "choose_lanes",
     "epochs_left",
+    "make_plan",
     "permutation",
     "plan_epoch",
     "steps_left",

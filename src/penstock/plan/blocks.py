@@ -67,7 +67,8 @@ class Blocks:
             turn = np.arange(lo // num_lanes, (hi - 1) // num_lanes + 1, dtype=np.int64) % self._length
             index = (turn[:, None] + self._columns * self._length).reshape(-1)
             index = index[lo % num_lanes :][: hi - lo]
-        return self._flat.take(index).astype(np.int64, copy=False)
+        rows: NDArray[np.int64] = self._flat.take(index).astype(np.int64, copy=False)
+        return rows
 
     def _fill(self, lo: int, hi: int, column: NDArray[np.int64]) -> None:
         """Make the ring hold the turns of items lo..hi-1, whose columns are `column`."""

@@ -42,22 +42,23 @@ class LinePlan(EpochPlan):
         return max(0, min(self.num_items, self.num_left - self._offset))
 
     @cached_property
-    def _line(self) -> Line:
+    def line(self) -> Line:
+        """The chunks of the epoch, laid end to end; built on first use."""
         return lay(self.counts, order=self.order, epoch=self.cursor.epoch)
 
     @cached_property
     def _padding(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         padding = self.positions(self._num_real, self.num_items)
-        return self._line.locate(repeated(self.total_rows, padding))
+        return self.line.locate(repeated(self.total_rows, padding))
 
     @cached_property
     def _stretches(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Chunk, first row and item of each stretch of rows that follow each other, and the end of the items."""
-        first, last = self._on_line(np.array([self._offset]), np.array([self._offset + self._num_real]))
-        _, cell, begin, end = cut(self._line.borders, first, last)
+        _, first, last = self._on_line(np.array([self._offset]), np.array([self._offset + self._num_real]))
+        _, cell, begin, end = cut(self.line.borders, first, last)
         pad_chunk, pad_row = self._padding
-        chunk = np.concatenate((self._line.chunks[cell], pad_chunk))
-        row = np.concatenate((begin - self._line.borders[cell], pad_row))
+        chunk = np.concatenate((self.line.chunks[cell], pad_chunk))
+        row = np.concatenate((begin - self.line.borders[cell], pad_row))
         length = np.concatenate((end - begin, np.ones(len(pad_chunk), dtype=np.int64)))
         return chunk, row, np.concatenate(([0], np.cumsum(length)))
 
@@ -103,16 +104,22 @@ class LinePlan(EpochPlan):
         bounds = np.minimum(part_offsets(share, num_left), num_left)
         kept = np.array([share.kept(num_left, rank) for rank in range(share.world)], dtype=np.int64)
         first = np.append(bounds[:-1] + np.minimum(kept, steps * share.batch_size), bounds[-1])
-        first, last = self._on_line(first, np.append(bounds[1:], num_left))
+        _, first, last = self._on_line(first, np.append(bounds[1:], num_left))
         return Cursor(self.cursor.epoch, left=as_left(first, last))
+
+    def cells(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return which part and which cell of the line each piece of the parts [first, last) of what is left has."""
+        part, first, last = self._on_line(first, last)
+        piece, cell, _, _ = cut(self.line.borders, first, last)
+        return part[piece], cell
 
     def _on_line(
         self, first: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the intervals of the epoch's line for places [first, last) of what is left."""
-        _, cell, first, last = cut(self._left_borders, first, last)
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return part and interval of the epoch's line for the parts [first, last) of what is left."""
+        part, cell, first, last = cut(self._left_borders, first, last)
         shift = self._left_first[cell] - self._left_borders[cell]
-        return first + shift, last + shift
+        return part, first + shift, last + shift
 
 
 def part_offsets(share: Share, num_left: int) -> NDArray[np.int64]:

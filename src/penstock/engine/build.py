@@ -7,7 +7,7 @@ group, row and column. Holds no lock and keeps no state but the pool of batch me
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from penstock.codecs import Cells
 from penstock.engine.chunk import Chunk, LostChunk, make_chunk
 from penstock.engine.finish import CellLost, Lost, Place
 from penstock.engine.gather import Gathered, Picks, Runs, gather
-from penstock.errors import BadFile, DecodeError, TransformError
+from penstock.errors import BadFile, DecodeError, TransformError, WorkerDied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from penstock.engine.arena import Arena
     from penstock.engine.columns import Column
     from penstock.engine.finish import Batch, Finisher
     from penstock.engine.memory import BlockPool
@@ -84,7 +85,7 @@ class Span:
     rows: NDArray[np.int64] | None = None
     runs: list[tuple[int, int, int]] | None = None
     positions: NDArray[np.int64] | None = None
-    """Global position of every item."""
+    """Global position of every item; None where nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,11 @@ class Built:
     skipped: tuple[Skipped, ...]
 
 
-def index_span(span: Span, num_chunks: int) -> None:
-    """Ask the plan where the rows of a span lie."""
+def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
+    """Ask the plan where the rows of a span lie, and at which global positions if anybody wants to know."""
     plan = span.work.plan
-    span.positions = plan.positions(span.lo, span.hi)
+    if positions:
+        span.positions = plan.positions(span.lo, span.hi)
     span.runs = plan.runs(span.lo, span.hi)
     if span.runs is not None:
         span.chunks = np.unique(np.array([chunk for chunk, _, _ in span.runs], np.int64))
@@ -114,6 +116,21 @@ def index_span(span: Span, num_chunks: int) -> None:
     number[distinct] = np.arange(len(distinct))
     span.part = number[chunk]
     span.chunks = distinct  # last: other threads take a span for indexed once this is there
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One batch of a span: which of the span's items, and what was lost of it already."""
+
+    span: Span
+    step: int
+    items: slice | NDArray[np.int64]
+    """Counted from the span's first item."""
+    num_rows: int
+    skipped: tuple[Skipped, ...] = ()
+
+    def item(self, row: int) -> int:
+        return self.items.start + row if isinstance(self.items, slice) else int(self.items[row])
 
 
 def span_rows(span: Span) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -139,6 +156,8 @@ class Builder:
     seed: int
     pad: bool
     """Whether batches carry the mask `_valid`."""
+    arena: Arena | None = None
+    """Where narrow columns of the window lie side by side; None: they stay as they were read."""
 
     def read(self, chunk: int) -> Chunk | LostChunk:
         """Read one chunk, selected rows only; a failure becomes a `LostChunk`."""
@@ -147,6 +166,8 @@ class Builder:
             table = self.source.read_chunk(chunk, [column.name for column in self.columns])
             rows = self.selection.rows_of(chunk)
             made = make_chunk(chunk, table if rows is None else take_table_rows(table, rows), self.columns)
+            if self.arena is not None:
+                made = replace(made, slot=self.arena.put(made.parts))
         except Exception as error:  # noqa: BLE001 -- whoever needs a row of it meets the error, with its cause
             return LostChunk(chunk, error)
         self.stats.read(time.perf_counter() - began, made.num_bytes)
@@ -159,66 +180,56 @@ class Builder:
         if lost:
             return self._build_around(span, chunks, lost, finish)
         rows = _rows(span, cast("dict[int, Chunk]", chunks), views=views)
-        columns = gather(rows, self.columns, self.pool)
+        columns = gather(rows, self.columns, self.pool, self.arena)
         self.stats.gathered(time.perf_counter() - began)
         return [self._batch(span, columns, step, finish) for step in range(span.first_step, span.end_step)]
 
     def _batch(self, span: Span, columns: list[Gathered], step: int, finish: Any) -> Built:
-        lo = step * self.batch_size
-        hi = min(lo + self.batch_size, span.hi)
-        return self._finish(
-            span, [_slice(one, lo - span.lo, hi - span.lo) for one in columns], np.arange(lo, hi), finish
-        )
+        lo = step * self.batch_size - span.lo
+        hi = min(lo + self.batch_size, span.hi - span.lo)
+        return self._finish(_Part(span, step, slice(lo, hi), hi - lo), [_slice(one, lo, hi) for one in columns], finish)
 
-    def _finish(
-        self,
-        span: Span,
-        columns: list[Gathered],
-        items: NDArray[np.int64],
-        finish: Any,
-        before: tuple[Skipped, ...] = (),
-    ) -> Built:
+    def _finish(self, part: _Part, columns: list[Gathered], finish: Any) -> Built:
+        """Decode and transform one batch; errors get their place."""
         began = time.perf_counter()
-        plan = span.work.plan
-        step = int(items[0]) // self.batch_size if len(items) else span.first_step
-        positions = cast("NDArray[np.int64]", span.positions)[items - span.lo]
+        span, positions = part.span, None if part.span.positions is None else part.span.positions[part.items]
         try:
-            batch, lost = finish.finish(columns, Place(self.seed, span.work.epoch, positions), self.pool)
+            batch, lost = finish.finish(columns, Place(self.seed, span.work.epoch, part.num_rows, positions), self.pool)
         except CellLost as error:
-            raise self.decode_error(span, int(items[error.row]), error) from error.__cause__
+            raise self.decode_error(span, part.item(error.row), error) from error.__cause__
         except TransformError as error:
-            raise TransformError(f"{error}; in {self._where(span, items)}") from error.__cause__
+            raise TransformError(f"{error}; in {self._where(part)}") from error.__cause__
+        except WorkerDied:
+            raise
         except Exception as error:
             if self.finisher.transform is None:
                 raise
-            raise TransformError(
-                f"the transform raised {type(error).__name__}: {error}; in {self._where(span, items)}"
-            ) from error
-        skipped = before + tuple(self._skipped(span, int(items[one.row]), one) for one in lost)
-        if lost:
-            positions = np.delete(positions, [one.row for one in lost])
+            what = f"the transform raised {type(error).__name__}: {error}"
+            raise TransformError(f"{what}; in {self._where(part)}") from error
+        skipped = part.skipped + tuple(self._skipped(span, part.item(one.row), one) for one in lost)
         if self.pad:
-            batch["_valid"] = positions < plan.total_rows
+            valid = cast("NDArray[np.int64]", positions) < span.work.plan.total_rows
+            batch["_valid"] = np.delete(valid, [one.row for one in lost]) if lost else valid
         self.stats.finished(time.perf_counter() - began)
-        return Built(span.work, step + 1, batch, len(positions), skipped)
+        return Built(span.work, part.step + 1, batch, part.num_rows - len(lost), skipped)
 
     def _build_around(
         self, span: Span, chunks: dict[int, Chunk | LostChunk], lost: dict[int, LostChunk], finish: Any
     ) -> list[Built]:
         """Build a span some of whose chunks could not be read: an error, or batches without those rows."""
         if not self.finisher.skip:
-            raise self._read_error(span, lost)
+            raise self._read_error(lost)
         chunk, row = span_rows(span)
         built = []
         for step in range(span.first_step, span.end_step):
-            lo, hi = step * self.batch_size, min((step + 1) * self.batch_size, span.hi)
-            ids, rows = chunk[lo - span.lo : hi - span.lo], row[lo - span.lo : hi - span.lo]
-            bad = np.isin(ids, list(lost))
-            gone = tuple(self._lost_row(lost[int(c)], int(c), int(r)) for c, r in zip(ids[bad], rows[bad], strict=True))
-            good = _picks(ids[~bad], rows[~bad], cast("dict[int, Chunk]", chunks))
-            columns = gather(good, self.columns, self.pool)
-            one = self._finish(span, columns, np.arange(lo, hi)[~bad], finish, gone)
-            built.append(Built(one.work, step + 1, one.batch, one.num_rows, one.skipped))
+            lo, hi = step * self.batch_size - span.lo, min((step + 1) * self.batch_size, span.hi) - span.lo
+            items = np.arange(lo, hi)
+            bad = np.isin(chunk[lo:hi], list(lost))
+            gone = tuple(self._lost_row(lost[int(chunk[i])], int(chunk[i]), int(row[i])) for i in items[bad])
+            items = items[~bad]
+            rows = _picks(chunk[items], row[items], cast("dict[int, Chunk]", chunks))
+            columns = gather(rows, self.columns, self.pool, self.arena)
+            built.append(self._finish(_Part(span, step, items, len(items), gone), columns, finish))
         return built
 
     def _lost_row(self, lost: LostChunk, chunk: int, row: int) -> Skipped:
@@ -231,7 +242,7 @@ class Builder:
             str(lost.error),
         )
 
-    def _read_error(self, span: Span, lost: dict[int, LostChunk]) -> Exception:
+    def _read_error(self, lost: dict[int, LostChunk]) -> Exception:
         chunk = min(lost)
         error = lost[chunk].error
         if isinstance(error, (BadFile, DecodeError)):
@@ -251,7 +262,7 @@ class Builder:
 
     def _locate(self, span: Span, item: int) -> tuple[str, int, int]:
         chunks, rows = span_rows(span)
-        chunk, row = int(chunks[item - span.lo]), int(rows[item - span.lo])
+        chunk, row = int(chunks[item]), int(rows[item])
         return self.source.path_of(chunk), int(self.source.chunk_group[chunk]), self._file_row(chunk, row)
 
     def decode_error(self, span: Span, item: int, error: CellLost) -> DecodeError:
@@ -266,12 +277,12 @@ class Builder:
     def _skipped(self, span: Span, item: int, lost: Lost) -> Skipped:
         return Skipped(*self._locate(span, item), lost.column, lost.reason)
 
-    def _where(self, span: Span, items: NDArray[np.int64]) -> str:
+    def _where(self, part: _Part) -> str:
         """Name the rows of a batch for an error: the first few row groups and rows."""
         places: dict[tuple[str, int], list[int]] = {}
-        for item in items[:256].tolist():
-            path, group, row = self._locate(span, item)
-            places.setdefault((path, group), []).append(row)
+        for row in range(min(part.num_rows, 256)):
+            path, group, file_row = self._locate(part.span, part.item(row))
+            places.setdefault((path, group), []).append(file_row)
         named = [f"{path}, row group {group}, {_row_list(rows)}" for (path, group), rows in list(places.items())[:3]]
         return "; ".join(named) + (f"; and {len(places) - 3} more row groups" if len(places) > 3 else "")
 

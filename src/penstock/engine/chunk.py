@@ -7,7 +7,7 @@ so any number of threads may gather from it. Rows are the selected rows only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -32,6 +32,11 @@ class FixedPart:
         self.values = values
         self.valid = valid
 
+    @property
+    def stacked(self) -> NDArray[Any]:
+        """The values, a row an item."""
+        return self.values
+
     def lent_base(self) -> NDArray[Any] | None:
         """Return the array that every view of this part refers to, so that its end can be noticed."""
         base = self.values
@@ -53,6 +58,11 @@ class CellsPart:
         self.valid = valid
         self.view: NDArray[Any] | None = None
 
+    @property
+    def stacked(self) -> NDArray[Any]:
+        """The uniform cells, a row an item; only where there is a view."""
+        return cast("NDArray[Any]", self.view)
+
     def lent_base(self) -> None:
         """Return None: cells are decoded, never handed out."""
 
@@ -61,6 +71,7 @@ class ObjectsPart:
     """An Arrow array whose values become Python objects when a batch is built."""
 
     __slots__ = ("array",)
+    valid = None  # nulls become None among the objects
 
     def __init__(self, array: pa.Array) -> None:
         self.array = array
@@ -80,6 +91,10 @@ class Chunk:
     num_rows: int
     num_bytes: int
     parts: tuple[Part, ...]
+    nulls: frozenset[int]
+    """Numbers of the columns that have nulls."""
+    slot: int = -1
+    """Where its narrow columns lie in the arena; -1: not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,8 @@ def make_chunk(index: int, table: pa.Table, columns: Sequence[Column]) -> Chunk:
     """Prepare a table, whose columns stand in the order of `columns`; costs microseconds a column, copies only bits."""
     arrays = table.itercolumns()
     parts = tuple(_part(_one_array(chunked), column) for chunked, column in zip(arrays, columns, strict=True))
-    return Chunk(index, table.num_rows, table.get_total_buffer_size(), parts)
+    nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
+    return Chunk(index, table.num_rows, table.get_total_buffer_size(), parts, nulls)
 
 
 def _one_array(chunked: pa.ChunkedArray) -> pa.Array:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Form = Literal["fixed", "cells", "ragged", "objects"]
 
 _VARIABLE_GUESS_BYTES = 1 << 16
-"""Decoded bytes assumed for a cell of unknown shape until one has been seen."""
+"""Decoded bytes assumed for a cell of unknown shape."""
+_OBJECT_GUESS_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,13 @@ class Column:
     """Of one row of the stacked array."""
     kind: Fixed | Objects | None
     """How Arrow memory becomes values (fixed and objects)."""
+    item_bytes: int
+    """Bytes of one row in the batch; a guess for variable columns."""
 
     @property
     def light(self) -> bool:
         """Whether a row needs no decoding, or may need none: such rows are gathered for several batches at once."""
         return self.form == "fixed" or (self.form == "cells" and has_view(self.field.codec))
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of one row in the batch; a guess for variable columns."""
-        if self.dtype is None:
-            return _VARIABLE_GUESS_BYTES if self.form == "ragged" else 64
-        return self.dtype.itemsize * math.prod(self.shape)
 
 
 def has_view(codec: object) -> bool:
@@ -71,12 +67,14 @@ def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
         return _plain(field, arrow_type)
     dtype = column_dtype(field)
     if dtype is None:
-        return Column(field.name, field, "ragged", None, (), None)
-    return Column(field.name, field, "cells", dtype, tuple(field.shape), None)
+        return Column(field.name, field, "ragged", None, (), None, _VARIABLE_GUESS_BYTES)
+    shape = tuple(field.shape)
+    return Column(field.name, field, "cells", dtype, shape, None, dtype.itemsize * math.prod(shape))
 
 
 def _plain(field: UnischemaField, arrow_type: pa.DataType) -> Column:
     kind = column_kind(arrow_type, numpy_dtype=field.numpy_dtype, name=field.name, shape=field.shape)
     if isinstance(kind, Fixed):
-        return Column(field.name, field, "fixed", kind.dtype, kind.shape, kind)
-    return Column(field.name, field, "objects", None, (), kind)
+        num_bytes = kind.dtype.itemsize * math.prod(kind.shape)
+        return Column(field.name, field, "fixed", kind.dtype, kind.shape, kind, num_bytes)
+    return Column(field.name, field, "objects", None, (), kind, _OBJECT_GUESS_BYTES)

@@ -55,11 +55,13 @@ class Place:
 
     seed: int
     epoch: int
-    positions: NDArray[np.int64]
+    num_rows: int
+    positions: NDArray[np.int64] | None
+    """Global position of every row; None where the transform does not ask."""
 
     def rng(self) -> np.random.Generator:
         """Return the generator keyed by (seed, epoch, position of the batch's first row)."""
-        first = int(self.positions[0]) if len(self.positions) else 0
+        first = 0 if self.positions is None or not len(self.positions) else int(self.positions[0])
         return np.random.Generator(np.random.Philox(key=[self.seed, self.epoch], counter=[0, first, 0, 2]))
 
 
@@ -76,18 +78,18 @@ class Finisher:
 
     def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
         """Return the batch and the rows that were left out of it (only under `skip`)."""
-        num_rows = len(place.positions)
+        num_rows = place.num_rows
         lost: dict[int, Lost] = {}
         batch = self._decoded(gathered, num_rows, pool, lost)
+        keep = None
         if lost:
             keep = np.ones(num_rows, np.bool_)
             keep[list(lost)] = False
             batch = {name: _keep(values, keep) for name, values in batch.items()}
-            place = Place(place.seed, place.epoch, place.positions[keep])
         if self.pad is not None:
             batch = {name: self._padded(name, values) for name, values in batch.items()}
         if self.transform is not None:
-            batch = self._transformed(batch, place)
+            batch = self._transformed(batch, place, keep)
         return batch, [lost[row] for row in sorted(lost)]
 
     def _decoded(self, gathered: Sequence[Gathered], num_rows: int, pool: BlockPool, lost: dict[int, Lost]) -> Batch:
@@ -148,14 +150,15 @@ class Finisher:
         fill = self.pad.get(name) if isinstance(self.pad, dict) else self.pad
         return pad_rows(values, fill) if isinstance(values, list) and fill is not None else values
 
-    def _transformed(self, batch: Batch, place: Place) -> Batch:
+    def _transformed(self, batch: Batch, place: Place, keep: NDArray[np.bool_] | None) -> Batch:
         extra: dict[str, Any] = {}
         if "rng" in self.wants:
             extra["rng"] = place.rng()
         if "positions" in self.wants:
-            extra["positions"] = place.positions.copy()
+            positions = cast("NDArray[np.int64]", place.positions)
+            extra["positions"] = positions.copy() if keep is None else positions[keep]
         result = cast("Callable[..., Any]", self.transform)(batch, **extra)
-        return checked(result, len(place.positions))
+        return checked(result, place.num_rows if keep is None else int(keep.sum()))
 
 
 def transform_wants(transform: Callable[..., Any] | None) -> frozenset[str]:

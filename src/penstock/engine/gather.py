@@ -8,6 +8,7 @@ views where that is allowed) or as picks (the lane order: one sorted pass over e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.engine.arena import Arena
     from penstock.engine.chunk import Chunk, Part
     from penstock.engine.columns import Column
     from penstock.engine.memory import BlockPool
@@ -63,12 +65,12 @@ class Runs:
             out[at : at + end - first] = values[first:end]
             at += end - first
 
-    def view(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-        """Return the rows without copying, where they are neighbours in one part and handing out views is allowed."""
-        if not self.views or len(parts) != 1:
-            return None
-        first, end = self.bounds[0]
-        return parts[0][first:end]
+    def single_run(self) -> slice | None:
+        """Return the rows as a slice of the only chunk, where handing out views of it is allowed."""
+        return slice(*self.bounds[0]) if self.views and len(self.bounds) == 1 else None
+
+    def arena_index(self, arena: Arena) -> None:
+        """Return None: runs are copied as slices, not taken."""
 
     def part_numbers(self) -> NDArray[np.intp] | None:
         """Return for each row the number of its chunk; None where there is only one."""
@@ -92,12 +94,29 @@ class Picks:
         self.chunks = chunks
         self.num_rows = len(rows)
         self._part = part
-        keys = part.astype(np.uint16) if len(chunks) < _SMALL_KEY_CHUNKS else part
-        self._order = np.argsort(keys, kind="stable")
-        self._sorted_rows = rows[self._order]
-        self._bounds = np.searchsorted(part[self._order], np.arange(len(chunks) + 1)).tolist()
-        self._back = np.empty(len(rows), np.intp)
-        self._back[self._order] = np.arange(len(rows))
+        self._rows = rows
+
+    @cached_property
+    def _order(self) -> NDArray[np.intp]:
+        """The rows by chunk, in the span's order within each."""
+        keys = self._part.astype(np.uint16) if len(self.chunks) < _SMALL_KEY_CHUNKS else self._part
+        return np.argsort(keys, kind="stable")
+
+    @cached_property
+    def _sorted_rows(self) -> NDArray[np.int64]:
+        return self._rows[self._order]
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        """Where each chunk's rows begin in that order."""
+        return cast("list[int]", np.searchsorted(self._part[self._order], np.arange(len(self.chunks) + 1)).tolist())
+
+    @cached_property
+    def _back(self) -> NDArray[np.intp]:
+        """Where each row of the span stands in that order."""
+        back = np.empty(self.num_rows, np.intp)
+        back[self._order] = np.arange(self.num_rows)
+        return back
 
     def fixed(self, parts: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
         """Take the rows of each part, chunk by chunk, into `out`."""
@@ -125,8 +144,15 @@ class Picks:
             for target, row in zip(to.tolist(), rows.tolist(), strict=True):
                 out[target] = values[row]
 
-    def view(self, parts: Sequence[NDArray[Any]]) -> None:
+    def single_run(self) -> None:
         """Return None: picked rows are never neighbours."""
+
+    def arena_index(self, arena: Arena) -> NDArray[np.int64] | None:
+        """Return the place of every row in the arena; None if some chunk is not there."""
+        slots = np.array([chunk.slot for chunk in self.chunks], np.int64)
+        if not len(slots) or slots.min() < 0:
+            return None
+        return (slots * arena.slot_rows)[self._part] + self._rows
 
     def part_numbers(self) -> NDArray[np.intp] | None:
         """Return for each row the number of its chunk; None where there is only one."""
@@ -151,57 +177,51 @@ Rows = Runs | Picks
 def _take(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
     # mode="clip" writes straight into `out`; "raise" would go through a buffer. The plan never asks beyond the chunk.
     if values.flags.c_contiguous and values.dtype == out.dtype:
-        np.take(values, rows, axis=0, out=out, mode="clip")
+        values.take(rows, 0, out, "clip")
     else:
         out[...] = values[rows]  # take would first copy a strided part whole, and converts nothing
 
 
-def gather(rows: Rows, columns: Sequence[Column], pool: BlockPool) -> list[Gathered]:
-    """Gather every column of a span; stacked columns share one block of the pool."""
-    parts = [[chunk.parts[i] for chunk in rows.chunks] for i in range(len(columns))]
-    stacked = [_stackable(column, part) for column, part in zip(columns, parts, strict=True)]
-    views = [
-        rows.view(values) if values is not None and column.form == "fixed" else None
-        for column, values in zip(columns, stacked, strict=True)
-    ]
-    need = sum(
-        aligned(column.item_bytes * rows.num_rows)
-        for column, values, view in zip(columns, stacked, views, strict=True)
-        if values is not None and view is None
-    )
-    cutter = Cutter(pool.lease(need)) if need else None
+def gather(rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Arena | None = None) -> list[Gathered]:
+    """Gather every column of a span; stacked columns share one block of the pool.
+
+    Columns that lie in an arena with all the chunks concerned are taken in one go; neighbours in one chunk become views
+    where that is allowed.
+    """
+    chunks = rows.chunks
+    index = rows.arena_index(arena) if arena is not None else None
+    run = rows.single_run()
+    nulls = frozenset[int]().union(*(chunk.nulls for chunk in chunks))
+    stacks = [_stacks(i, column, chunks, run) for i, column in enumerate(columns)]
+    need = sum(aligned(c.item_bytes * rows.num_rows) for c, stacked in zip(columns, stacks, strict=True) if stacked)
+    cutter = Cutter(pool.lease(need))
     found = []
-    for column, part, values, view in zip(columns, parts, stacked, views, strict=True):
-        if values is None:
-            found.append(_encoded(rows, column, part))
-            continue
-        if view is None:
-            view = _copied(rows, column, values, cast("Cutter", cutter))
-        found.append(Gathered(view, _valid(rows, part)))
+    for i, column in enumerate(columns):
+        valid = _valid(rows, [chunk.parts[i] for chunk in chunks]) if i in nulls else None
+        if stacks[i]:
+            dtype, num_bytes = cast("np.dtype[Any]", column.dtype), column.item_bytes * rows.num_rows
+            out = cutter.cut((rows.num_rows, *column.shape), dtype, num_bytes)
+            if index is not None and i in cast("Arena", arena).arrays:
+                cast("Arena", arena).arrays[i].take(index, 0, out, "clip")
+            else:
+                rows.fixed([cast("FixedPart | CellsPart", chunk.parts[i]).stacked for chunk in chunks], out)
+            found.append(Gathered(out, valid))
+        elif run is not None and column.form == "fixed":
+            found.append(Gathered(cast("FixedPart", chunks[0].parts[i]).values[run], valid))
+        else:
+            found.append(_encoded(rows, column, [chunk.parts[i] for chunk in chunks], valid))
     return found
 
 
-def _stackable(column: Column, parts: Sequence[Part]) -> list[NDArray[Any]] | None:
-    """Return each chunk's stacked values, or None where any of them still has to be decoded."""
+def _stacks(i: int, column: Column, chunks: Sequence[Chunk], run: slice | None) -> bool:
+    """Tell whether a column is copied into a stacked array here: not where a view will do, nor where it needs decoding."""
     if column.form == "fixed":
-        return [cast("FixedPart", part).values for part in parts]
-    if column.form != "cells":
-        return None
-    views = [cast("CellsPart", part).view for part in parts]
-    return None if any(view is None for view in views) else cast("list[NDArray[Any]]", views)
-
-
-def _copied(rows: Rows, column: Column, values: Sequence[NDArray[Any]], cutter: Cutter) -> NDArray[Any]:
-    dtype = cast("np.dtype[Any]", column.dtype)
-    out = cutter.cut((rows.num_rows, *column.shape), dtype, column.item_bytes * rows.num_rows)
-    rows.fixed(values, out)
-    return out
+        return run is None
+    return column.form == "cells" and all(cast("CellsPart", chunk.parts[i]).view is not None for chunk in chunks)
 
 
 def _valid(rows: Rows, parts: Sequence[Part]) -> NDArray[np.bool_] | None:
-    """Gather validity where any of the chunks has nulls."""
-    if all(part.valid is None for part in parts if not isinstance(part, ObjectsPart)):
-        return None
+    """Gather validity of a column with nulls in any of the chunks; None if the rows asked for have none."""
     masks = [part.valid for part in parts if not isinstance(part, ObjectsPart)]
     wide = max((mask.ndim for mask in masks if mask is not None), default=1)
     shape = next(mask.shape[1:] for mask in masks if mask is not None and mask.ndim == wide)
@@ -217,14 +237,13 @@ def _valid(rows: Rows, parts: Sequence[Part]) -> NDArray[np.bool_] | None:
     return None if out.all() else out
 
 
-def _encoded(rows: Rows, column: Column, parts: Sequence[Part]) -> Gathered:
+def _encoded(rows: Rows, column: Column, parts: Sequence[Part], valid: NDArray[np.bool_] | None) -> Gathered:
     if column.form == "objects":
         return Gathered(rows=_objects(rows, column, parts))
     cells = cast("Sequence[CellsPart]", parts)
     start, stop = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
     rows.fixed([part.offsets[:-1] for part in cells], start)
     rows.fixed([part.offsets[1:] for part in cells], stop)
-    valid = _valid(rows, parts)
     return Gathered(valid=valid, cells=Cells([part.data for part in cells], rows.part_numbers(), start, stop, valid))
 
 

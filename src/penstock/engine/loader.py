@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.engine import host
+from penstock.engine.arena import make_arena
 from penstock.engine.build import Builder, Skipped
 from penstock.engine.finish import Finisher, transform_wants
 from penstock.engine.memory import BlockPool
@@ -140,6 +141,10 @@ class Loader:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def _now(self) -> Cursor:
+        """Return what the consumer has received, worked out when somebody asks."""
+        if self._progress is not None:
+            plan, steps = self._progress
+            self._cursor = plan.after(steps)
         return self._cursor
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,6 +228,7 @@ class Loader:
 
     def _end_pass(self) -> None:
         active, self._active = self._active and self._active(), None
+        self._now()
         self._progress = None
         if active is not None:
             active.stop()
@@ -290,7 +296,12 @@ class Loader:
             options.seed, options.remainder == "pad",
         )  # fmt: skip
         limits = Limits(
-            workers, span_batches, ahead, len(facts.counts), self._order.is_line and options.remainder != "pad"
+            workers,
+            span_batches,
+            ahead,
+            len(facts.counts),
+            self._order.is_line and options.remainder != "pad",
+            positions=bool(self._finisher.wants) or options.remainder == "pad",
         )
         return Run(self._plans(first), window, builder, limits, self._make_finishers(workers))
 
@@ -307,7 +318,8 @@ class Loader:
         if self._order.is_line and self._options.epochs != 1:
             share = int(chunk_bytes[np.unique(first.visits.chunk)].sum()) * self._share.world < budget * _RETAIN_SHARE
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
-        return Window(budget, ahead, chunk_bytes, (READ_COST - 1) * whole_bytes, share)
+        arena = None if self._order.is_line else make_arena(facts.columns, facts.counts, budget)
+        return Window(budget, ahead, chunk_bytes, (READ_COST - 1) * whole_bytes, share, arena)
 
     def _make_finishers(self, workers: int) -> list[Any]:
         if self._options.pool != "process":
@@ -320,7 +332,6 @@ class Loader:
         """Move on by one delivered batch."""
         self._delivered = True
         self._progress = built.work.plan, built.steps
-        self._cursor = built.work.plan.after(built.steps)
         self._stats.delivered(built.num_rows, waited_s)
         self._skipped.extend(built.skipped)
         limit = self._options.skip_limit
@@ -329,6 +340,7 @@ class Loader:
 
     def _ended(self) -> None:
         """Move to the beginning of the next pass."""
+        self._now()
         self._active = self._progress = None
         if not self._at_pass_start() or not self._delivered:
             self._cursor = self._start_of(self._next_pass_epoch())

@@ -38,7 +38,7 @@ def take_rows(builder: Builder, chunk: NDArray[np.int64], row: NDArray[np.int64]
     span = Span(cast("Any", None), 0, 0, 1, 0, len(row), distinct, part, row)
     gathered = gather(Picks(chunks, part, within), builder.columns, builder.pool)
     try:
-        return builder.finisher.finish(gathered, Place(0, 0, np.arange(len(row))), builder.pool)[0]
+        return builder.finisher.finish(gathered, Place(0, 0, len(row), None), builder.pool)[0]
     except CellLost as error:
         raise builder.decode_error(span, error.row, error) from error.__cause__
 

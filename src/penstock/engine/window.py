@@ -17,6 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.engine.arena import Arena
     from penstock.engine.chunk import Chunk, LostChunk
     from penstock.plan import EpochPlan
 
@@ -92,6 +93,8 @@ class Window:
     """Estimate for each chunk, of what a read in flight holds."""
     share: bool
     """Whether an epoch may use what the one before it has read; otherwise chunks leave as soon as they are done."""
+    arena: Arena | None = None
+    """Where slots go back to when a chunk leaves."""
     works: list[EpochWork] = field(default_factory=list)
     residents: dict[Key, Resident] = field(default_factory=dict)
     held_bytes: int = 0
@@ -215,6 +218,9 @@ class Window:
     def drop(self, key: Key) -> int:
         """Let a chunk go; returns its bytes."""
         resident = self.residents.pop(key)
+        slot = getattr(resident.loaded, "slot", -1)
+        if slot >= 0 and self.arena is not None:
+            self.arena.free(slot)
         self.held_bytes -= resident.num_bytes
         return resident.num_bytes
 

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 CACHE_BYTES = 64 << 20
 _LEAST_BYTES = 12
 """Magic, length of the footer, magic: a shorter file is no Parquet."""
-READ_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError, OSError, EOFError)
+READ_ERRORS = (
+    pa.ArrowInvalid,
+    pa.ArrowNotImplementedError,
+    pa.ArrowTypeError,
+    pa.ArrowKeyError,
+    pa.ArrowIndexError,
+    pa.ArrowCapacityError,
+    UnicodeDecodeError,
+    OSError,
+    EOFError,
+)
 """What a damaged file makes pyarrow raise; running out of memory or Ctrl-C is not among them."""
 
 
@@ -68,15 +78,16 @@ def read_footer(file: DataFile) -> tuple[Footer, int]:
         BadFile: it cannot be read; names the file, what was found and the cure.
     """
     if file.size is not None and file.size < _LEAST_BYTES:
-        raise _bad_file(file, None)
+        raise bad_file(file, None)
     try:
         with file.root.fs.open_input_file(file.path) as stream:
             return pq.ParquetFile(stream).metadata, int(stream.size())
     except READ_ERRORS as exc:
-        raise _bad_file(file, exc) from exc
+        raise bad_file(file, exc) from exc
 
 
-def _bad_file(file: DataFile, cause: Exception | None) -> BadFile:
+def bad_file(file: DataFile, cause: Exception | None) -> BadFile:
+    """Return the error for a file without a usable footer; reads its first and last bytes again."""
     wrong, cure = _diagnose(file, cause)
     return BadFile(f"{file.path} cannot be read as Parquet: {wrong}; {cure}", path=file.path)
 

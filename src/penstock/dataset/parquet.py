@@ -79,7 +79,7 @@ class ParquetSource:
         self._rows = scan.rows
         self._partitions = columns.partitions
         self._footers = scan.footers
-        self._types = dict(zip(columns.arrow_schema.names, columns.arrow_schema.types, strict=True))
+        self._fields = {field.name: field for field in columns.arrow_schema}
         self._bytes: dict[str, float] = {}
         self._conforming: tuple[pa.Schema, ...] = ()
         self._lock = threading.Lock()
@@ -95,58 +95,49 @@ class ParquetSource:
         """Return the columns of a chunk, in the order asked for; partition columns come as constants.
 
         Reads in the calling thread, only the pages of these columns, and nothing at all for partition columns alone or
-        for no columns. The types are those of `arrow_schema`.
+        for no columns. The fields are those of `arrow_schema`.
 
         Raises:
             ColumnNotFound: the dataset has no such column.
             BadFile: the row group cannot be read, or the file is not the one that was opened.
         """
-        for name in columns:
-            if name not in self._types:
-                raise ColumnNotFound(f"no column {name!r}; {close_names(name, self._types)}")
+        schema = self._schema_of(columns)
         physical = [name for name in columns if name not in self._partitions]
         num_rows = int(self.chunk_rows[chunk])
-        if physical:
-            table = self._conform(read_columns(self._row_group(chunk), physical), chunk)
-        else:
-            table = pa.table({"": pa.nulls(num_rows)}).select([])
-        return table if len(physical) == len(columns) else self._add_partitions(table, chunk, columns)
+        if not columns:
+            return pa.table({"": pa.nulls(num_rows)}).select([])
+        table = read_columns(self._row_group(chunk), physical) if physical else None
+        if table is not None and table.schema.equals(schema):
+            return table
+        arrays = [self._column(table, chunk, field) for field in schema]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def _schema_of(self, columns: Sequence[str]) -> pa.Schema:
+        try:
+            return pa.schema([self._fields[name] for name in columns])
+        except KeyError as exc:
+            raise ColumnNotFound(f"no column {exc.args[0]!r}; {close_names(exc.args[0], self._fields)}") from None
+
+    def _column(self, table: Any, chunk: int, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+        if field.name in self._partitions:
+            return self._partitions[field.name].constant(int(self.chunk_file[chunk]), int(self.chunk_rows[chunk]))
+        column = table.column(field.name)
+        return column if column.type == field.type else self._cast(column, chunk, field)
 
     def partition_scalar(self, name: str, file: int) -> pa.Scalar:
         """Return the value of a partition column in a file, as Arrow."""
         return self._partitions[name].scalar(file)
 
-    def _add_partitions(self, table: pa.Table, chunk: int, columns: Sequence[str]) -> pa.Table:
-        file, num_rows = int(self.chunk_file[chunk]), int(self.chunk_rows[chunk])
-        arrays = [
-            self._partitions[name].constant(file, num_rows) if name in self._partitions else table.column(name)
-            for name in columns
-        ]
-        return pa.table(arrays, names=list(columns))
-
-    def _conform(self, table: pa.Table, chunk: int) -> pa.Table:
-        """Cast columns that this file holds in another dress (see `agree`); almost never anything to do."""
-        # One comparison with a schema seen before: looking at 1,000 types one by one takes milliseconds.
-        if any(table.schema.equals(schema) for schema in self._conforming):
-            return table
-        before = table
-        for index, (name, found) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
-            wanted = self._types[name]
-            if found != wanted:
-                table = table.set_column(index, name, self._cast(table.column(index), wanted, chunk, name))
-        if table is before:
-            self._conforming = (table.schema, *self._conforming[:7])
-        return table
-
-    def _cast(self, column: pa.ChunkedArray, wanted: pa.DataType, chunk: int, name: str) -> pa.ChunkedArray:
+    def _cast(self, column: pa.ChunkedArray, chunk: int, field: pa.Field) -> pa.ChunkedArray:
+        """Cast a column that this file holds in another dress (see `agree`)."""
         try:
             if pa.types.is_dictionary(column.type):
                 column = pa.chunked_array([part.dictionary_decode() for part in column.chunks], column.type.value_type)
-            return (column.dictionary_encode() if pa.types.is_dictionary(wanted) else column).cast(wanted)
+            return (column.dictionary_encode() if pa.types.is_dictionary(field.type) else column).cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
             raise SchemaError(
-                f"the files disagree: column {name!r} has type {column.type} in {self.path_of(chunk)} but {wanted} in "
-                f"{self.path_of(0)}; write one of them again, or open with columns= that leave it out"
+                f"the files disagree: column {field.name!r} has type {column.type} in {self.path_of(chunk)} but "
+                f"{field.type} in {self.path_of(0)}; write one of them again, or open with columns= that leave it out"
             ) from exc
 
     def _row_group(self, chunk: int) -> RowGroup:
@@ -171,7 +162,7 @@ class ParquetSource:
 
     def row_bytes(self) -> float:
         """Return the bytes of one row of all columns in memory, as Arrow; the same on every rank. Computed once."""
-        return self.column_bytes(self._types)
+        return self.column_bytes(self._fields)
 
     def column_bytes(self, columns: Iterable[str]) -> float:
         """Return the bytes of one row of these columns in memory, as Arrow."""
@@ -184,7 +175,7 @@ class ParquetSource:
             return self._bytes[name]
 
     def _estimate(self, name: str) -> float:
-        fixed = fixed_bytes(self.arrow_schema.field(name))
+        fixed = fixed_bytes(self._fields[name])
         if fixed is not None:
             return fixed
         if not len(self.chunk_rows):

@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from penstock.dataset.discover import DataFile, Root, threads_for
-from penstock.dataset.footers import FooterCache, read_footer
+from penstock.dataset.footers import READ_ERRORS, FooterCache, bad_file, read_footer
 from penstock.errors import BadFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import pyarrow as pa
 
     Footer = Any
 
@@ -63,12 +63,14 @@ class _Scanner:
     def read(self, index: int) -> None:
         try:
             footer, size = read_footer(self.files[index])
+            self.compare(index, footer)
+            self.note(index, rows_of(footer), size)
         except BadFile as exc:
             self.bad[index] = exc
-            return
-        self.note(index, rows_of(footer), size)
-        self.compare(index, footer)
-        self.cache.put(index, footer)
+        except READ_ERRORS as exc:  # a schema that is none
+            self.bad[index] = bad_file(self.files[index], exc)
+        else:
+            self.cache.put(index, footer)
 
     def note(self, index: int, rows: Sequence[int], size: int) -> None:
         self.rows[index] = rows
@@ -76,11 +78,10 @@ class _Scanner:
 
     def compare(self, index: int, footer: Footer) -> None:
         """Note the schema if it is a new one. Almost always it equals the first one, which takes 2 microseconds."""
-        if self.base is None:
-            self.base = footer
-        elif _equal_schemas(self.base, footer):
+        if self.base is not None and _equal_schemas(self.base, footer):
             return
         schema = footer.schema.to_arrow_schema().remove_metadata()
+        self.base = self.base or footer
         with self._lock:
             for position, (known, first) in enumerate(self.schemas):
                 if schema.equals(known):
@@ -90,10 +91,15 @@ class _Scanner:
 
 
 def rows_of(footer: Footer) -> Sequence[int]:
-    """Return the rows of each row group."""
-    if footer.num_row_groups == 1:
-        return (footer.num_rows,)
-    return tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+    """Return the rows of each row group.
+
+    Raises:
+        ArrowInvalid: there are less than none.
+    """
+    rows = tuple([footer.row_group(i).num_rows for i in range(footer.num_row_groups)])
+    if rows and min(rows) < 0:
+        raise pa.ArrowInvalid(f"a row group of {min(rows)} rows")
+    return rows
 
 
 def _equal_schemas(a: Footer, b: Footer) -> bool:
@@ -213,8 +219,8 @@ def _samples_agree(files: Sequence[DataFile], rows: Mapping[int, Sequence[int]])
     for index in sorted({last * step // max(1, _SAMPLES - 1) for step in range(_SAMPLES)}):
         try:
             footer, _ = read_footer(files[index])
-        except BadFile:
-            return False
-        if rows_of(footer) != rows[index]:
+            if rows_of(footer) != rows[index]:
+                return False
+        except (BadFile, *READ_ERRORS):
             return False
     return True

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.dataset.footers import READ_ERRORS
+
 if TYPE_CHECKING:
     from penstock.dataset.read import RowGroup
 
@@ -51,15 +53,19 @@ def variable_bytes(group: RowGroup, name: str) -> float:
     footer = float(sum(leaf.total_uncompressed_size for leaf in leaves)) / group.num_rows
     if all(_PLAIN.issuperset(leaf.encodings) for leaf in leaves):
         return footer + _VALIDITY
-    if footer * group.num_rows <= _WHOLE_BYTES:
-        return _measure(group, name, group.num_rows)
-    return float(max(footer, _measure(group, name, _SAMPLE_ROWS)))
+    try:
+        if footer * group.num_rows <= _WHOLE_BYTES:
+            return _measure(group, name, group.num_rows)
+        return max(footer, _measure(group, name, _SAMPLE_ROWS))
+    except READ_ERRORS:  # damaged: to be met where it is read, not where it is weighed
+        return footer + _VALIDITY
 
 
 def _leaves(group: RowGroup, name: str) -> list[Any]:
+    schema = group.footer.schema
+    paths = [schema.column(index).path for index in range(len(schema))]
     columns = group.footer.row_group(group.index)
-    chunks = map(columns.column, range(columns.num_columns))
-    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{name}.")]
+    return [columns.column(index) for index, path in enumerate(paths) if f"{path}.".startswith(f"{name}.")]
 
 
 def _measure(group: RowGroup, name: str, num_rows: int) -> float:

@@ -45,7 +45,7 @@ def _match(fs: FileSystem, folder: str, parts: list[str]) -> Iterator[Any]:
     if not has_magic(part):
         yield from _match_plain(fs, folder, parts)
         return
-    infos = fs.get_file_info(FileSelector(folder, allow_not_found=True))
+    infos = _list(fs, folder)
     if part == "**":
         if rest:
             yield from _match(fs, folder, rest)
@@ -56,6 +56,15 @@ def _match(fs: FileSystem, folder: str, parts: list[str]) -> Iterator[Any]:
             yield from _match(fs, info.path, parts)
         elif part != "**" and _matches(info, part):
             yield from [info] if not rest else _deeper(fs, info, rest)
+
+
+def _list(fs: FileSystem, folder: str) -> list[Any]:
+    try:
+        return list(fs.get_file_info(FileSelector(folder, allow_not_found=True)))
+    except OSError:  # a file where the pattern has a folder
+        if fs.get_file_info(folder).type == FileType.File:
+            return []
+        raise
 
 
 def _match_plain(fs: FileSystem, folder: str, parts: list[str]) -> Iterator[Any]:

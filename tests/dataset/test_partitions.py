@@ -1,0 +1,87 @@
+"""Folder names become typed columns."""
+
+import datetime
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.dataset.partitions import cast_partition, find_partitions, keys_of
+from penstock.errors import SchemaError
+
+
+def column(*values: str, name: str = "k"):
+    return find_partitions([f"{name}={value}/x.parquet" for value in values])[name]
+
+
+def test_keys_are_decoded():
+    assert keys_of("a=1/b%3Dc=x%20y%2Fz/noequals/=v/e=/f.parquet") == {"a": "1", "b=c": "x y/z", "e": ""}
+    assert keys_of("a=1=2/f") == {"a": "1=2"}
+    assert keys_of("f=1") == {}
+
+
+def test_whole_numbers_are_int64():
+    found = column("3", "-1", "007", str(2**63 - 1))
+    assert found.field == pa.field("k", pa.int64(), nullable=False)
+    assert found.values.dtype == np.int64
+    assert found.values.tolist() == [3, -1, 7, 2**63 - 1]
+
+
+@pytest.mark.parametrize("odd", ["x", "1.5", "", "1_000", "+1", " 1", str(2**63), "2024-01-01", "\u0663"])
+def test_anything_else_is_a_string(odd):
+    found = column("1", odd)
+    assert found.field.type == pa.string()
+    assert found.values == ["1", odd]
+
+
+def test_null_partitions():
+    found = column("1", "__HIVE_DEFAULT_PARTITION__")
+    assert found.field == pa.field("k", pa.int64(), nullable=True)
+    assert found.values == [1, None]
+    assert column("__HIVE_DEFAULT_PARTITION__").field.type == pa.string()
+
+
+def test_a_file_without_the_key_is_null():
+    found = find_partitions(["x.parquet", "k=1/x.parquet", "k=1/j=a/x.parquet"])
+    assert list(found) == ["k", "j"]
+    assert found["k"].values == [None, 1, 1]
+    assert found["j"].values == [None, None, "a"]
+
+
+def test_constants():
+    found = find_partitions(["k=1/j=a/x", "k=2/j=__HIVE_DEFAULT_PARTITION__/x"])
+    assert found["k"].constant(1, 3).equals(pa.array([2, 2, 2], pa.int64()))
+    assert found["j"].constant(0, 2).equals(pa.array(["a", "a"]))
+    assert found["j"].constant(1, 2).equals(pa.array([None, None], pa.string()))
+    assert len(found["k"].constant(0, 0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("7", pa.int16(), 7),
+        ("7", pa.string(), "7"),
+        ("1.5", pa.float32(), 1.5),
+        ("true", pa.bool_(), True),
+        ("2024-02-01", pa.date32(), datetime.date(2024, 2, 1)),
+        ("2024-02-01 10:00:00", pa.timestamp("us"), datetime.datetime(2024, 2, 1, 10)),
+        ("3.25", pa.decimal128(10, 2), Decimal("3.25")),
+    ],
+)
+def test_a_schema_decides_the_type(text, kind, value):
+    found = cast_partition(column(text, "__HIVE_DEFAULT_PARTITION__"), kind)
+    assert found.field.type == kind
+    assert list(found.values) == [value, None]
+    assert found.constant(0, 2).type == kind
+    assert found.constant(0, 2).to_pylist() == [value, value]
+    assert found.constant(1, 1).to_pylist() == [None]
+
+
+def test_leading_zeros_survive_where_the_schema_says_string():
+    assert cast_partition(column("007", "010"), pa.string()).values == ["007", "010"]
+
+
+def test_a_value_that_does_not_fit_is_named():
+    with pytest.raises(SchemaError, match=r"k=abc .* int32"):
+        cast_partition(column("1", "abc"), pa.int32())

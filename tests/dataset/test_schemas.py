@@ -1,0 +1,314 @@
+"""Schemas of files must agree, stored and given schemas decide, `_metadata` is used only where it can be trusted."""
+
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.codecs import NdarrayCodec, ScalarCodec
+from penstock.dataset import open_parquet
+from penstock.dataset.agree import same_values
+from penstock.dataset.fields import Known, decide_columns
+from penstock.errors import ColumnNotFound, MetadataError, SchemaError, UnsupportedType
+from penstock.schema.stored import SCHEMA_KEY, schema_to_json
+from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.testing import RecordingFileSystem
+from tests.dataset.make import ids, read_all, write, write_ids
+
+
+class TestAgreement:
+    def test_another_type_names_file_column_and_types(self, tmp_path):
+        write_ids(tmp_path)
+        write(tmp_path / "part-1.parquet", {"id": pa.array([1], pa.int32()), "value": [1.0]})
+        with pytest.raises(SchemaError, match=r"'id' has type int32 in .*part-1.* int64 in .*part-0"):
+            open_parquet(tmp_path)
+
+    def test_a_missing_and_an_extra_column_are_named(self, tmp_path):
+        write_ids(tmp_path)
+        write(tmp_path / "part-1.parquet", {"id": [1]})
+        with pytest.raises(SchemaError, match=r"'value' is missing in .*part-1"):
+            open_parquet(tmp_path)
+        write(tmp_path / "part-1.parquet", {"id": [1], "value": [1.0], "more": [1]})
+        with pytest.raises(SchemaError, match=r"'more' has type int64 in .*part-1.* is missing in .*part-0"):
+            open_parquet(tmp_path)
+
+    def test_with_columns_only_those_must_agree(self, tmp_path):
+        write_ids(tmp_path)
+        write(tmp_path / "part-1.parquet", {"id": [1], "value": ["text"]})
+        source = open_parquet(tmp_path, columns=["id"])
+        assert len(read_all(source, ["id"])) == 21
+        with pytest.raises(SchemaError, match=r"part-1"):
+            open_parquet(tmp_path, columns=["value"])
+        with pytest.raises(ColumnNotFound, match="did you mean 'value'"):
+            open_parquet(tmp_path, columns=["valu"])
+
+    def test_order_and_nullability_may_differ(self, tmp_path):
+        schema = pa.schema([pa.field("value", pa.float64()), pa.field("id", pa.int64(), nullable=False)])
+        write(tmp_path / "a.parquet", pa.table({"value": [0.5], "id": [1]}, schema=schema))
+        write(tmp_path / "b.parquet", ids(2, 4))
+        source = open_parquet(tmp_path)
+        assert source.arrow_schema.names == ["value", "id"]
+        assert source.arrow_schema.field("id").nullable
+        assert read_all(source).to_pydict() == {"value": [0.5, 1.0, 1.5], "id": [1, 2, 3]}
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (pa.string(), pa.large_string()),
+            (pa.large_binary(), pa.binary()),
+            (pa.string(), pa.dictionary(pa.int32(), pa.string())),
+            (pa.dictionary(pa.int32(), pa.string()), pa.string()),
+            (pa.null(), pa.string()),
+            (pa.string(), pa.null()),
+            (pa.list_(pa.field("item", pa.int64())), pa.list_(pa.field("element", pa.int64(), nullable=False))),
+        ],
+    )
+    def test_the_same_values_in_another_dress(self, tmp_path, first, second):
+        def values(kind):
+            if pa.types.is_null(kind):
+                return [None, None]
+            if pa.types.is_list(kind):
+                return [[1], [2, 3]]
+            return [b"x", b"y"] if "binary" in str(kind) else ["x", "y"]
+
+        for name, kind in (("a", first), ("b", second)):
+            array = pa.array(values(kind), pa.string() if pa.types.is_dictionary(kind) else kind).cast(kind)
+            write(tmp_path / f"{name}.parquet", pa.table({"c": array}))
+        source = open_parquet(tmp_path)
+        table = read_all(source)
+        assert table["c"].to_pylist() == values(first) + values(second)
+        assert table.schema.field("c").type == source.arrow_schema.field("c").type
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (pa.int64(), pa.duration("us")),
+            (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+            (pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin")),
+            (pa.list_(pa.int64()), pa.list_(pa.int32())),
+            (pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int64())])),
+            (pa.string(), pa.binary()),
+            (pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.int32())),
+        ],
+    )
+    def test_types_that_only_look_alike(self, first, second):
+        assert not same_values(first, second)
+        assert same_values(first, first)
+
+    def test_types_that_parquet_does_not_tell_apart(self, tmp_path):
+        write(tmp_path / "a.parquet", {"c": pa.array([1], pa.int64())})
+        write(tmp_path / "b.parquet", {"c": pa.array([1], pa.duration("us"))})
+        with pytest.raises(SchemaError, match=r"duration"):
+            open_parquet(tmp_path)
+
+    def test_metadata_of_writers_may_differ(self, tmp_path):
+        for number in range(3):
+            table = pa.table(ids(number, number + 1)).replace_schema_metadata({"pandas": f"{number}"})
+            write(tmp_path / f"{number}.parquet", table)
+        assert read_all(open_parquet(tmp_path))["id"].to_pylist() == [0, 1, 2]
+
+
+SCHEMA = Unischema(
+    "Stored",
+    [
+        UnischemaField("day", np.str_, (), ScalarCodec(pa.string()), False),
+        UnischemaField("value", np.float64, (), None, False),
+        UnischemaField("id", np.int64, (), None, False),
+    ],
+)
+
+
+def stored(schema):
+    return {SCHEMA_KEY: schema_to_json(schema).encode()}
+
+
+def write_common(root, schema, name="_common_metadata"):
+    pq.write_metadata(pa.table(ids(0, 0)).schema.with_metadata(stored(schema)), root / name)
+
+
+class TestStored:
+    @pytest.fixture
+    def root(self, tmp_path):
+        for day in ("01", "02"):
+            write(tmp_path / f"day={day}" / "x.parquet", ids(int(day), int(day) + 2))
+        return tmp_path
+
+    def test_its_order_and_types_win(self, root):
+        write_common(root, SCHEMA)
+        source = open_parquet(root)
+        assert source.arrow_schema.names == list(source.unischema.fields) == ["day", "value", "id"]
+        assert source.arrow_schema.field("day").type == pa.string()
+        assert source.read_chunk(1, ["id", "day"]).to_pydict() == {"id": [2, 3], "day": ["02", "02"]}
+        assert source.unischema._name == "Stored"
+
+    def test_without_it_the_partition_is_a_number_and_last(self, root):
+        source = open_parquet(root)
+        assert source.arrow_schema.names == ["id", "value", "day"]
+        assert source.partitions["day"].tolist() == [1, 2]
+
+    def test_a_single_file_describes_itself(self, tmp_path):
+        table = pa.table(ids(0, 2)).replace_schema_metadata(stored(SCHEMA))
+        write(tmp_path / "day=03" / "x.parquet", table)
+        for source in (tmp_path, tmp_path / "day=03" / "x.parquet", f"{tmp_path}/*/*.parquet"):
+            assert open_parquet(source).unischema._name == "Stored"
+            assert open_parquet(source).partitions["day"] == ["03"]
+
+    def test_a_file_finds_the_metadata_beside_it(self, root):
+        write_common(root, SCHEMA)
+        assert open_parquet([root / "day=02" / "x.parquet"]).unischema._name == "Stored"
+
+    def test_metadata_in_place_of_common_metadata(self, root):
+        write_common(root, SCHEMA, "_metadata")
+        assert open_parquet(root).unischema._name == "Stored"
+
+    def test_a_foreign_common_metadata_says_nothing(self, root):
+        pq.write_metadata(pa.schema([("other", pa.int8())]), root / "_common_metadata")
+        assert open_parquet(root).unischema._name == "inferred_schema"
+
+    def test_a_damaged_one_is_named(self, root):
+        (root / "_common_metadata").write_bytes(b"")
+        with pytest.raises(MetadataError, match=r"_common_metadata.*delete it, or pass schema="):
+            open_parquet(root)
+        assert open_parquet(root, schema=Unischema("Mine", [])).arrow_schema.names == ["id", "value", "day"]
+
+    def test_a_field_that_the_files_do_not_hold_is_named(self, root):
+        more = Unischema("Stored", [*SCHEMA.fields.values(), UnischemaField("gone", np.int8, (), None, True)])
+        write_common(root, more)
+        with pytest.raises(SchemaError, match="stored schema has the field 'gone'"):
+            open_parquet(root)
+        assert open_parquet(root, columns=["id", "day"]).arrow_schema.names == ["day", "value", "id"]
+        with pytest.raises(SchemaError, match="'gone'"):
+            open_parquet(root, columns=["gone"])
+
+    def test_columns_that_it_does_not_know_are_appended(self, root):
+        write_common(root, Unischema("Stored", [SCHEMA.fields["value"]]))
+        source = open_parquet(root)
+        assert list(source.unischema.fields) == ["value", "id", "day"]
+        assert source.unischema.fields["id"].numpy_dtype is np.int64
+
+    def test_a_given_schema_overrides(self, root):
+        write_common(root, SCHEMA)
+        given = Unischema("Given", [UnischemaField("day", np.int16, (), None, False)])
+        source = open_parquet(root, schema=given)
+        assert list(source.unischema.fields) == ["day", "id", "value"]
+        assert source.unischema._name == "Given"
+        assert list(source.partitions["day"]) == [1, 2]
+        assert source.read_chunk(0, ["day"])["day"].type == pa.int16()
+        with pytest.raises(SchemaError, match="schema= has the field 'gone'"):
+            open_parquet(root, schema=Unischema("Given", [UnischemaField("gone", np.int16, (), None, False)]))
+
+    def test_a_given_codec_applies(self, tmp_path):
+        write(tmp_path / "x.parquet", {"m": [b"12"]})
+        field = UnischemaField("m", np.float32, (2,), NdarrayCodec(), False)
+        source = open_parquet(tmp_path, schema=Unischema("Given", [field]))
+        assert source.unischema.fields["m"].codec == NdarrayCodec()
+
+    def test_a_partition_that_does_not_fit_is_named(self, root):
+        (root / "day=02").rename(root / "day=first")
+        given = Unischema("Given", [UnischemaField("day", np.int16, (), None, False)])
+        with pytest.raises(SchemaError, match="day=first"):
+            open_parquet(root, schema=given)
+
+
+class TestUnsupported:
+    def known(self):
+        fields = [("id", pa.int64()), ("gap", pa.month_day_nano_interval())]
+        return Known(pa.schema(fields), {}, None, None)
+
+    def test_it_is_refused_at_opening(self):
+        with pytest.raises(UnsupportedType, match="'gap'"):
+            decide_columns(self.known(), None)
+        with pytest.raises(UnsupportedType, match="'gap'"):
+            decide_columns(self.known(), ["gap"])
+
+    def test_it_may_be_left_out(self):
+        assert decide_columns(self.known(), ["id"]).arrow_schema.names == ["id"]
+
+
+class TestSummary:
+    """`_metadata`: every footer in one file."""
+
+    @pytest.fixture
+    def root(self, tmp_path):
+        return write_ids(tmp_path, files=8)
+
+    def summarise(self, root, names=None, name="_metadata"):
+        collected = []
+        for path in sorted(root.rglob("*.parquet")):
+            footer = pq.read_metadata(path)
+            footer.set_file_path(path.relative_to(root).as_posix())
+            if names is None or path.name in names:
+                collected.append(footer)
+        pq.write_metadata(pq.read_schema(sorted(root.rglob("*.parquet"))[0]), root / name, metadata_collector=collected)
+
+    def opened(self, root, **more):
+        fs = RecordingFileSystem()
+        source = open_parquet(str(root), filesystem=fs, **more)
+        return source, {path.rpartition("/")[2] for path in fs.reads.opened}
+
+    def test_it_saves_reading_the_footers(self, root):
+        plain, read = self.opened(root)
+        assert len(read) == 8
+        self.summarise(root)
+        source, read = self.opened(root)
+        assert "_metadata" in read
+        assert len(read) < 8
+        assert source.chunk_rows.tolist() == plain.chunk_rows.tolist()
+        assert source.fingerprint == plain.fingerprint
+        assert read_all(source).equals(read_all(plain))
+
+    def test_a_part_of_the_files_is_not_enough(self, root):
+        self.summarise(root, names=[f"part-{i}.parquet" for i in range(7)])
+        source, read = self.opened(root)
+        assert len(read) == 9
+        assert source.chunk_rows.sum() == 80
+
+    def test_files_without_rows_are_in_no_summary(self, root):
+        write(root / "part-8.parquet", ids(0, 0))
+        self.summarise(root)
+        assert len(self.opened(root)[0].files) == 9
+
+    def test_an_outdated_one_is_not_used(self, root):
+        self.summarise(root)
+        for path in root.glob("*.parquet"):
+            write(path, ids(0, 20), rows_per_group=4)
+        assert self.opened(root)[0].chunk_rows.sum() == 160
+
+    def test_a_shorter_file_is_noticed(self, root):
+        self.summarise(root)
+        write(root / "part-4.parquet", ids(0, 1))
+        assert self.opened(root)[0].chunk_rows.sum() == 71
+
+    def test_what_it_says_wrongly_is_an_error_when_read(self, root):
+        from penstock.errors import BadFile
+
+        self.summarise(root)
+        write(root / "part-1.parquet", ids(0, 500), rows_per_group=100)
+        source, _ = self.opened(root)
+        if source.chunk_rows.sum() == 80:  # not among the samples
+            with pytest.raises(BadFile, match="`_metadata` is older"):
+                source.read_chunk(3, ["id"])
+
+    def test_a_damaged_one_is_not_used(self, root):
+        (root / "_metadata").write_bytes(b"PAR1 no PAR1")
+        with pytest.raises(MetadataError, match="_metadata"):
+            self.opened(root)
+        write_common(root, Unischema("Stored", []))
+        assert self.opened(root)[0].chunk_rows.sum() == 80
+
+    def test_bad_files_are_found_despite_it(self, root):
+        self.summarise(root)
+        (root / "part-5.parquet").write_bytes(b"PAR1" + bytes(2000))
+        source, _ = self.opened(root, on_error="skip")
+        assert [path.rpartition("/")[2] for path, _ in source.skipped] == ["part-5.parquet"]
+
+
+def test_petastorms_row_group_counts_are_no_row_counts(tmp_path):
+    write_ids(tmp_path)
+    counts = {b"dataset-toolkit.num_row_groups_per_file.v1": b'{"part-0.parquet": 99}'}
+    pq.write_metadata(pa.table(ids(0, 0)).schema.with_metadata(counts), tmp_path / "_common_metadata")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_parquet(tmp_path).chunk_rows.sum() == 30

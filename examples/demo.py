@@ -181,9 +181,9 @@ def print_proof(dataset: penstock.Dataset, before: NDArray[np.int32], after: NDA
 
 
 def show_speed(dataset: penstock.Dataset, folder: Path) -> None:
-    """Print rows a second of the loader and of the loop by hand: medians of seven epochs, taken in turn."""
+    """Print rows a second of the loader and of the loop by hand: medians of five epochs, taken in turn."""
     by_hand, ours = [], []
-    for epoch in range(7):
+    for epoch in range(5):
         by_hand.append(seconds(read_by_hand, folder, epoch, len(dataset)))
         ours.append(seconds(read_by_penstock, folder, epoch, len(dataset)))
     limit, reached = (len(dataset) / median(times) for times in (by_hand, ours))

@@ -60,7 +60,7 @@ class UnischemaField(_FieldTuple):
         return (self.name, self.numpy_dtype, self.shape, self.nullable)
 
     def __eq__(self, other: object) -> bool:
-        return self._facts() == other._facts() if isinstance(other, UnischemaField) else NotImplemented
+        return isinstance(other, UnischemaField) and self._facts() == other._facts()
 
     def __ne__(self, other: object) -> bool:
         return not self == other  # tuple has its own
@@ -99,7 +99,7 @@ class Unischema:
                 f"field {field.name!r} cannot be an attribute of schema {self._name!r}, which has one of that name; "
                 f"use schema.fields[{field.name!r}]",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         else:
             setattr(self, field.name, field)

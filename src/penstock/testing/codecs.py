@@ -78,10 +78,11 @@ def _check_fill(codec: DataframeColumnCodec, field: FieldLike, column: Cells, pl
     dtype = column_dtype(field)
     if dtype is None:
         return
-    out = np.full((len(plain), *field.shape), 77, dtype)
+    shape = tuple(n or 0 for n in field.shape)  # column_dtype has seen to it that no size is free
+    out = np.full((len(plain), *shape), 77, dtype)
     decode_column(codec, field, column, out)
     for got, want in zip(out, plain, strict=True):
-        right = np.full(field.shape, 77, dtype) if want is None else np.asarray(want, dtype)  # in native byte order
+        right = np.full(shape, 77, dtype) if want is None else np.asarray(want, dtype)  # in native byte order
         assert equal_values(got, right), f"{codec}: decode_column differs from decode, or writes where the cell is null"
 
 

@@ -15,13 +15,14 @@ from penstock.dataset import Selection, open_parquet, pick_columns
 from penstock.display import dataset_html, dataset_text
 from penstock.engine.build import Builder
 from penstock.engine.columns import columns_of
+from penstock.engine.facts import Facts
 from penstock.engine.finish import Finisher
-from penstock.engine.loader import Facts, Loader
+from penstock.engine.loader import Loader
 from penstock.engine.memory import BlockPool
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
 from penstock.errors import PlanError
-from penstock.options import MEMORY_BYTES, WINDOW_BYTES, LoaderOptions
+from penstock.options import WINDOW_BYTES, LoaderOptions
 
 if TYPE_CHECKING:
     import os
@@ -180,7 +181,7 @@ class Dataset:
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        """Return one row as a dict (an int), or rows as a batch (a slice or indices). Reads the row groups concerned."""
+        """Return one row as a dict (an int) or rows as a batch (a slice, indices); reads the row groups concerned."""
         if isinstance(index, slice):
             return self.take(range(*index.indices(len(self))))
         if np.ndim(index):
@@ -265,9 +266,10 @@ class Dataset:
             BudgetError: Too few bytes for the window, one read and two batches; names the least.
         """
         return Loader(self._facts(), LoaderOptions(
-            batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, drop_last=drop_last, rank=rank, world=world,
-            remainder=remainder, transform=transform, pool=pool, workers=workers, memory_bytes=memory_bytes,
-            window_bytes=window_bytes, lanes=lanes, on_error=on_error, skip_limit=skip_limit, pad=pad,
+            batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, drop_last=drop_last, rank=rank,
+            world=world, remainder=remainder, transform=transform, pool=pool, workers=workers,
+            memory_bytes=memory_bytes, window_bytes=window_bytes, lanes=lanes, on_error=on_error, skip_limit=skip_limit,
+            pad=pad,
         ))  # fmt: skip
 
     def plan(  # noqa: PLR0913 -- mirrors `loader`
@@ -276,22 +278,25 @@ class Dataset:
         batch_size: int,
         shuffle: Shuffle = False,
         seed: int = 0,
-        epochs: int | None = 1,
+        rank: int = 0,
         world: int = 1,
         remainder: Remainder = "drop",
         drop_last: bool = False,
         window_bytes: int = WINDOW_BYTES,
-        memory_bytes: int = MEMORY_BYTES,
         lanes: int | None = None,
     ) -> Plan:
         """Return what a loader with these options would do, as a value to print; reads no data."""
-        from penstock.engine.describe import describe
+        from penstock.engine.describe import choose_order, describe
+        from penstock.plan import Cursor, Share
 
         options = LoaderOptions(
-            batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, rank=0, world=world, remainder=remainder,
-            drop_last=drop_last, window_bytes=window_bytes, memory_bytes=memory_bytes, lanes=lanes,
+            batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, drop_last=drop_last,
+            window_bytes=window_bytes, lanes=lanes, rank=rank, world=world,
         )  # fmt: skip
-        return describe(self._facts(), options)
+        facts = self._facts()
+        order = choose_order(facts, options)
+        share = Share(rank, world, batch_size, remainder, drop_last)
+        return describe(facts, order, Cursor.start(0, order, len(self)), share, window_bytes)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

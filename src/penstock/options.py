@@ -96,9 +96,11 @@ class LoaderOptions:
             raise PlanError(f"rank must be in [0, {self.world}); got {self.rank}")
 
     @property
-    def order_kind(self) -> str:
+    def order_kind(self) -> Literal["natural", "groups", "lanes"]:
         """The kind of order that `shuffle` asks for: natural, groups or lanes."""
-        return {False: "natural", True: "lanes", "groups": "groups"}[self.shuffle]
+        if self.shuffle == "groups":
+            return "groups"
+        return "lanes" if self.shuffle else "natural"
 
 
 def _at_least(name: str, value: Any, least: int) -> None:

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.engine.chunk import FixedPart
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.engine.chunk import Part
+    from penstock.engine.chunk import FixedPart, Part
     from penstock.engine.columns import Column
 
 NARROW_BYTES = 64

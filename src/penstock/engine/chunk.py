@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.codecs.base import view_column
 from penstock.codecs.arrow import Fixed, cells_view, fixed_view
+from penstock.codecs.base import view_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,11 +129,11 @@ def _one_array(chunked: pa.ChunkedArray) -> pa.Array:
 
 def _part(array: pa.Array, column: Column) -> Part:
     if column.form == "fixed":
-        assert isinstance(column.kind, Fixed)  # noqa: S101 -- tells the type checker what `columns` decided
+        assert isinstance(column.kind, Fixed)
         return FixedPart(*fixed_view(array, column.kind, writable=True))
     if column.form == "objects":
         return ObjectsPart(array)
     part = CellsPart(*cells_view(array))
     if column.form == "cells" and part.valid is None:
-        part.view = view_column(column.field.codec, column.field, part.data, part.offsets)
+        part.view = view_column(column.codec, column.field, part.data, part.offsets)
     return part

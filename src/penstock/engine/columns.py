@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock.codecs.arrow import Fixed, Objects, column_kind
 from penstock.codecs.base import Codec, column_dtype, has_cells
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+    from penstock.codecs.base import DataframeColumnCodec
     from penstock.schema.unischema import UnischemaField
 
 Form = Literal["fixed", "cells", "ragged", "objects"]
@@ -35,8 +36,8 @@ class Column:
     name: str
     field: UnischemaField
     form: Form
-    """fixed: stacked, straight from Arrow; cells: encoded, decoded into a stacked array; ragged: encoded, decoded into a
-    list; objects: Python values."""
+    """fixed: stacked, straight from Arrow; cells: encoded, decoded into a stacked array;
+    ragged: encoded, decoded into a list; objects: Python values."""
     dtype: np.dtype[Any] | None
     """Of the stacked array."""
     shape: tuple[int, ...]
@@ -45,6 +46,11 @@ class Column:
     """How Arrow memory becomes values (fixed and objects)."""
     item_bytes: int
     """Bytes of one row in the batch; a guess for variable columns."""
+
+    @property
+    def codec(self) -> DataframeColumnCodec:
+        """The codec of encoded cells; only for cells and ragged."""
+        return cast("DataframeColumnCodec", self.field.codec)
 
     @property
     def light(self) -> bool:
@@ -68,7 +74,7 @@ def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
     dtype = column_dtype(field)
     if dtype is None:
         return Column(field.name, field, "ragged", None, (), None, _VARIABLE_GUESS_BYTES)
-    shape = tuple(field.shape)
+    shape = tuple(size for size in field.shape if size is not None)  # no free dimension: the field has a dtype
     return Column(field.name, field, "cells", dtype, shape, None, dtype.itemsize * math.prod(shape))
 
 

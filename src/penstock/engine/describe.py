@@ -1,0 +1,35 @@
+"""Describe what a loader will do, as a `Plan` to print.
+
+Joins the facts of a dataset with the plan of a rank: the bytes of rows as stored, as read and as decoded. Reads no
+data and starts nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.plan import Order, choose_lanes
+from penstock.plan.plan import Plan, Sizes, make_plan
+
+if TYPE_CHECKING:
+    from penstock.engine.facts import Facts
+    from penstock.options import LoaderOptions
+    from penstock.plan import Cursor, Share
+
+
+def describe(facts: Facts, order: Order, cursor: Cursor, share: Share, window_bytes: int) -> Plan:
+    """Return what `share.rank` will do from `cursor` on."""
+    decoded = sum(column.item_bytes for column in facts.columns)
+    sizes = Sizes(facts.row_bytes, facts.column_bytes, decoded, window_bytes)
+    return make_plan(facts.counts, order=order, cursor=cursor, share=share, sizes=sizes)
+
+
+def choose_order(facts: Facts, options: LoaderOptions) -> Order:
+    """Return the order of a fresh run: its kind, and for lanes their number and block."""
+    kind = options.order_kind
+    if kind != "lanes":
+        return Order(kind, options.seed)
+    chosen = choose_lanes(
+        facts.counts, row_bytes=facts.row_bytes, window_bytes=options.window_bytes, lanes=options.lanes
+    )
+    return Order("lanes", options.seed, chosen.lanes, chosen.block)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.codecs.base import CellError, decode_column, decode_list
 from penstock.codecs.arrow import mask
+from penstock.codecs.base import CellError, decode_column, decode_list
 from penstock.engine.memory import Cutter, aligned
 from penstock.errors import TransformError
 
@@ -117,21 +118,24 @@ class Finisher:
         if cells.valid is not None:
             out[~cells.valid] = _fill(dtype)
         try:
-            decode_column(column.field.codec, column.field, cells, out)
+            decode_column(column.codec, column.field, cells, out)
         except CellError as error:
             if not self.skip:
                 raise CellLost(error.index, column.name, str(error.__cause__ or error)) from error
-            for row in range(len(cells)):
-                one = cells.take(np.array([row]))
-                if reason := _try(
-                    lambda one=one, row=row: decode_column(column.field.codec, column.field, one, out[row : row + 1])
-                ):
-                    lost.setdefault(row, Lost(row, column.name, reason))
+            self._cell_by_cell(column, cells, out, lost)
         return mask(out, cells.valid)
+
+    def _cell_by_cell(self, column: Column, cells: Cells, out: NDArray[Any], lost: dict[int, Lost]) -> None:
+        """Decode each cell for itself to find every one that cannot be decoded."""
+        for row in range(len(cells)):
+            one, there = cells.take(np.array([row])), out[row : row + 1]
+            reason = _try(partial(decode_column, column.codec, column.field, one, there))
+            if reason:
+                lost.setdefault(row, Lost(row, column.name, reason))
 
     def _ragged(self, column: Column, cells: Cells, lost: dict[int, Lost]) -> list[Any]:
         try:
-            return decode_list(column.field.codec, column.field, cells)
+            return decode_list(column.codec, column.field, cells)
         except CellError as error:
             if not self.skip:
                 raise CellLost(error.index, column.name, str(error.__cause__ or error)) from error
@@ -140,7 +144,7 @@ class Finisher:
             one = cells.take(np.array([row]))
 
             def decode(one: Cells = one, row: int = row) -> None:
-                values[row] = decode_list(column.field.codec, column.field, one)[0]
+                values[row] = decode_list(column.codec, column.field, one)[0]
 
             if reason := _try(decode):
                 lost.setdefault(row, Lost(row, column.name, reason))
@@ -201,7 +205,7 @@ def pad_rows(rows: list[Any], fill: Any) -> NDArray[Any]:
     out = np.full((len(rows), *shape), fill, np.result_type(*{array.dtype for array in given}))
     for i, array in enumerate(arrays):
         if array is not None:
-            out[(i, *(slice(size) for size in array.shape))] = array
+            out[i][tuple(slice(size) for size in array.shape)] = array
     return out
 
 

@@ -35,7 +35,7 @@ _SMALL_KEY_CHUNKS = 1 << 16
 _SMALL_ITEM_BYTES = 64
 """Up to here a row is taken twice, in chunk order and then into place: both passes run at memory speed."""
 _LARGE_ITEM_BYTES = 1 << 13
-"""From here a copy of one row costs more than the Python around it (450 ns a row; 784 bytes take 140 ns by fancy index)."""
+"""From here copying one row costs more than the Python around it (450 ns; a fancy index takes 140 ns for 784 bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def gather(rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Arena 
 
 
 def _stacks(i: int, column: Column, chunks: Sequence[Chunk], run: slice | None) -> bool:
-    """Tell whether a column is copied into a stacked array here: not where a view will do, nor where it needs decoding."""
+    """Tell whether a column is copied into a stacked array here: not where a view will do or cells are decoded."""
     if column.form == "fixed":
         return run is None
     return column.form == "cells" and all(cast("CellsPart", chunk.parts[i]).view is not None for chunk in chunks)

@@ -29,7 +29,7 @@ _said: set[str] = set()
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
-    """Return the rank and world of this process: the arguments, else a framework's, else the environment's, else 0 of 1."""
+    """Return rank and world of this process: the arguments, else a framework's, else the environment's, else 0 of 1."""
     if rank is not None and world is not None:
         return rank, world
     if world is not None:

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.engine import host
 from penstock.engine.arena import make_arena
 from penstock.engine.build import Builder, Skipped
+from penstock.engine.describe import choose_order, describe
 from penstock.engine.finish import Finisher, transform_wants
 from penstock.engine.memory import BlockPool
 from penstock.engine.process import ProcessFinisher, ThreadFinisher, payload_of, start_method
@@ -25,46 +26,26 @@ from penstock.engine.stats import Stats
 from penstock.engine.window import Window
 from penstock.errors import BudgetError, LoaderClosed, PenstockWarning, PlanError
 from penstock.options import READ_COST, SPAN_BYTES
-from penstock.plan import Cursor, Order, Share, State, check, choose_lanes, plan_epoch, steps_left
+from penstock.plan import Cursor, Order, Share, State, check, plan_epoch, steps_left
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
 
-    from numpy.typing import NDArray
-
-    from penstock.engine.build import Built, RowFilter, Source
-    from penstock.engine.columns import Column
+    from penstock.engine.build import Built
+    from penstock.engine.facts import Facts
     from penstock.engine.finish import Batch
     from penstock.options import LoaderOptions
     from penstock.plan import EpochPlan
+    from penstock.plan.plan import Plan
 
 _AHEAD_BYTES = 256 << 20
 """Chunks may be read this far ahead of need, or a few for each worker where chunks are larger."""
 _SPAN_BATCHES = 64
+_ADVISE_CHUNKS = 200_000
+"""Beyond this many row groups advice costs seconds, and comes only with `print(loader.plan)`."""
 _RETAIN_SHARE = 0.6
 """Line orders keep chunks for the next epoch when all of them take at most this part of the budget."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a loader knows of its dataset."""
-
-    source: Source
-    selection: RowFilter
-    columns: tuple[Column, ...]
-    counts: NDArray[np.int64]
-    """Selected rows of each chunk."""
-    chunk_rows: NDArray[np.int64]
-    """All rows of each chunk."""
-    row_bytes: float
-    """Bytes of a row in memory, all columns: decides lanes and block, so that they do not depend on the columns read."""
-    column_bytes: float
-    """Bytes of a row in memory, the columns read: decides what fits."""
-    dataset: str
-    """Fingerprint."""
-    rows: str
-    """Digest of the selection."""
 
 
 class Loader:
@@ -80,7 +61,7 @@ class Loader:
         self._options = options
         rank, world = host.rank_and_world(options.rank, options.world)
         self._share = Share(rank, world, options.batch_size, options.remainder, options.drop_last)
-        self._order = _order(facts, options)
+        self._order = choose_order(facts, options)
         self._total_rows = int(facts.counts.sum())
         self._workers = options.workers or host.default_workers()
         self._memory_bytes = options.memory_bytes or host.default_memory()
@@ -104,6 +85,13 @@ class Loader:
         self._first: EpochPlan | None = None
         self._check_endless()
         self._needs = self._check_budget()
+        self._advise()
+
+    def _advise(self) -> None:
+        """Warn, once a run, of what the plan says could be better."""
+        if self._total_rows and len(self._facts.counts) <= _ADVISE_CHUNKS:
+            for text in self.plan.warnings:
+                warnings.warn(text, PenstockWarning, stacklevel=4)
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -188,6 +176,11 @@ class Loader:
         return list(self._skipped)
 
     @property
+    def plan(self) -> Plan:
+        """What this loader does from here to the end of the epoch; print it. Costs microseconds a row group."""
+        return describe(self._facts, self._order, self._now(), self._share, self._options.window_bytes)
+
+    @property
     def rank(self) -> int:
         """The rank this loader reads for."""
         return self._share.rank
@@ -227,7 +220,7 @@ class Loader:
             raise LoaderClosed("the loader is closed; make another one from the dataset")
 
     def _end_pass(self) -> None:
-        active, self._active = self._active and self._active(), None
+        active, self._active = None if self._active is None else self._active(), None
         self._now()
         self._progress = None
         if active is not None:
@@ -254,8 +247,8 @@ class Loader:
     def _check_endless(self) -> None:
         if self._options.epochs is None and not self._share.steps(self._total_rows, self._share.rank):
             raise PlanError(
-                f"epochs=None would wait for ever: {self._total_rows:,} rows give rank {self.rank} of {self.world} no batch "
-                f"of {self._options.batch_size}; use a smaller batch_size or world, or drop_last=False"
+                f"epochs=None would wait for ever: {self._total_rows:,} rows give rank {self.rank} of {self.world} "
+                f"no batch of {self._options.batch_size}; use a smaller batch_size or world, or drop_last=False"
             )
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -264,8 +257,8 @@ class Loader:
         needs = self._count_needs()
         if needs.least > self._memory_bytes and self._total_rows:
             raise BudgetError(
-                f"memory_bytes={self._memory_bytes:,} is too little: the window of {needs.window_bytes:,} bytes, one read of "
-                f"{needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least {needs.least:,}; "
+                f"memory_bytes={self._memory_bytes:,} is too little: the window of {needs.window_bytes:,} bytes, one "
+                f"read of {needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least {needs.least:,}; "
                 "raise memory_bytes, or lower window_bytes or batch_size, or write smaller row groups",
                 least=needs.least,
             )
@@ -293,7 +286,7 @@ class Loader:
         pool = BlockPool(keep=ahead + 2)
         builder = Builder(
             facts.source, facts.selection, facts.columns, self._finisher, pool, self._stats, options.batch_size,
-            options.seed, options.remainder == "pad",
+            options.seed, options.remainder == "pad", window.arena,
         )  # fmt: skip
         limits = Limits(
             workers,
@@ -393,26 +386,12 @@ class _Pass:
             self._run.stop()
 
 
-def _order(facts: Facts, options: LoaderOptions) -> Order:
-    if options.order_kind != "lanes":
-        return Order(options.order_kind, options.seed)  # type: ignore[arg-type]
-    chosen = choose_lanes(
-        facts.counts, row_bytes=facts.row_bytes, window_bytes=options.window_bytes, lanes=options.lanes
-    )
-    return Order("lanes", options.seed, chosen.lanes, chosen.block)
-
-
 def _too_many(skipped: list[Skipped], limit: int) -> Exception:
     from penstock.errors import DecodeError
 
     last = skipped[-1]
     return DecodeError(
-        f"{len(skipped)} rows skipped, more than skip_limit={limit}; the last one in {last.path}, row group {last.row_group}, "
-        f"row {last.row}, column {last.column!r}: {last.reason}",
+        f"{len(skipped)} rows skipped, more than skip_limit={limit}; the last one in {last.path}, "
+        f"row group {last.row_group}, row {last.row}, column {last.column!r}: {last.reason}",
         path=last.path, row_group=last.row_group, row=last.row, column=last.column,
     )  # fmt: skip
-
-
-def warn(message: str) -> None:
-    """Warn once a message, pointing at the caller outside this package."""
-    warnings.warn(message, PenstockWarning, stacklevel=4)

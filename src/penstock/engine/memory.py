@@ -40,7 +40,7 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        # Runs in whichever thread drops the last array, possibly inside a garbage collection: a deque append takes no lock.
+        # Runs in whichever thread drops the last array, maybe inside a garbage collection: takes no lock.
         self._free.append(self._memory)
 
 

@@ -58,7 +58,7 @@ class ProcessFinisher:
 
     def __init__(self, payload: bytes, start_method: str | None) -> None:
         self._payload = payload
-        self._context = multiprocessing.get_context(start_method)
+        self._context: Any = multiprocessing.get_context(start_method)
         self._process: Any = None
         self._pipe: Connection | None = None
         self._input: SharedBlock | None = None
@@ -155,13 +155,13 @@ def payload_of(finisher: Finisher) -> bytes:
     """Pickle what a process needs; a function that cannot be pickled is refused with the cure."""
     try:
         return pickle.dumps(finisher, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # noqa: BLE001 -- whatever a user's object raises while it is pickled
+    except Exception as error:
         with contextlib.suppress(ImportError):
             import cloudpickle
 
             return cast("bytes", cloudpickle.dumps(finisher))
         raise PlanError(
-            f'pool="process" must send the transform and the codecs to other processes, and they cannot be pickled: {error}; '
+            f'pool="process" sends the transform and the codecs to other processes; they cannot be pickled: {error}; '
             'define them at the top level of a module, pip install cloudpickle, or use pool="thread"'
         ) from error
 
@@ -209,7 +209,7 @@ class _Server:
             self._input = SharedBlock.receive(self._pipe)
         try:
             if self._finisher is None:
-                self._finisher = cast("Finisher", pickle.loads(self._payload))  # noqa: S301 -- made by our own parent
+                self._finisher = cast("Finisher", pickle.loads(self._payload))
             memory = cast("SharedBlock", self._input).memory
             batch, lost = self._finisher.finish([_unpack_gathered(memory, one) for one in columns], place, self._pool)
             packer = Packer()
@@ -263,7 +263,7 @@ def _unpack_gathered(memory: NDArray[np.uint8], form: tuple[Any, ...]) -> Gather
     if kind == "values":
         return Gathered(unpack(memory, what), valid)
     if kind == "rows":
-        return Gathered(rows=pickle.loads(unpack(memory, what)))  # noqa: S301 -- made by our own parent
+        return Gathered(rows=pickle.loads(unpack(memory, what).data))
     data, start, stop = (unpack(memory, one) for one in what)
     return Gathered(valid=valid, cells=Cells([data], None, start, stop, valid))
 
@@ -282,7 +282,7 @@ def _unpack_value(memory: NDArray[np.uint8], form: tuple[Any, ...]) -> Any:
         return unpack(memory, where[0])
     if kind == "masked":
         return np.ma.MaskedArray(unpack(memory, where[0]), unpack(memory, where[1]))
-    return pickle.loads(unpack(memory, where[0]))  # noqa: S301 -- made by our own worker
+    return pickle.loads(unpack(memory, where[0]).data)
 
 
 def _pickled(value: Any) -> NDArray[np.uint8]:
@@ -294,7 +294,7 @@ def _freeze(error: BaseException) -> tuple[bytes | None, str, str]:
     text = "".join(traceback.format_exception(error))
     try:
         frozen = pickle.dumps(error)
-        pickle.loads(frozen)  # noqa: S301 -- only some exceptions survive the round trip
+        pickle.loads(frozen)
     except Exception:  # noqa: BLE001 -- a user's exception may do anything when pickled
         return None, f"{type(error).__name__}: {error}", text
     return frozen, str(error), text
@@ -304,7 +304,7 @@ def _revive(frozen: bytes | None, message: str, text: str) -> BaseException:
     error = RuntimeError(message)
     if frozen is not None:
         with contextlib.suppress(Exception):
-            error = pickle.loads(frozen)  # noqa: S301 -- made by our own worker
+            error = pickle.loads(frozen)
     if not isinstance(error, CellLost):
         error.add_note(f"in a process of the pool:\n{text}")
     return error

@@ -11,7 +11,7 @@ What happens to the threads, in every case:
 - **Exception in the consumer.** The same, as soon as the traceback lets go of the iterator, or on `close()`.
 - **Exception in a task** (file, codec, transform). Kept with the span it belongs to and raised when the consumer gets
   there, after every batch before it; then the run is stopped.
-- **Ctrl-C.** The consumer waits on a condition, which a signal interrupts; the run is stopped and the interrupt goes on.
+- **Ctrl-C.** The consumer waits on a condition, which a signal interrupts; the run is stopped, the interrupt goes on.
 - **A process of the pool dies.** Its thread sees the closed pipe and keeps a WorkerDied with the span (see `process`).
 - **Interpreter exit.** Threads are daemons, so exit does not wait for them; the finalizer stops and joins them first,
   for at most `EXIT_WAIT_S` beyond a running call.
@@ -167,12 +167,19 @@ class Run:
     def _work(self, number: int) -> None:
         while True:
             with self._cond:
-                while not self._stopped and (task := self._pick()) is None:
-                    self._cond.wait()
-                if self._stopped:
-                    return
+                task = self._await_task()
+            if task is None:
+                return
             task(number)
             del task  # a bound span would keep its chunks alive while this thread waits
+
+    def _await_task(self) -> Callable[[int], None] | None:
+        while not self._stopped:
+            task = self._pick()
+            if task is not None:
+                return task
+            self._cond.wait()
+        return None
 
     def stop(self, wait_s: float | None = None) -> None:
         """Stop the threads and wait for the calls they are in; safe to call twice and from a finalizer."""

@@ -181,8 +181,8 @@ class Codec(DataframeColumnCodec):
     def view_column(
         self,
         field: FieldLike,  # noqa: ARG002 - for subclasses
-        data: NDArray[np.uint8],  # noqa: ARG002
-        offsets: NDArray[np.integer],  # noqa: ARG002
+        data: NDArray[np.uint8],  # noqa: ARG002 - for subclasses
+        offsets: NDArray[np.integer],  # noqa: ARG002 - for subclasses
     ) -> NDArray[Any] | None:
         """Return a view `(n, *shape)` on `data` where the cells are uniform enough to need no decoding, else None."""
         return None

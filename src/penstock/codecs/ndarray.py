@@ -66,7 +66,8 @@ class NdarrayCodec(Codec):
     def decode_column(self, field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
         """Copy every payload into `out`; equal headers in a row are compared, not parsed."""
         parts = cells.views()
-        raw = out.reshape(len(out), -1).view(np.uint8) if out.size and out.dtype.kind in "biufc" else None
+        plain = out.size > 0 and out.dtype.kind in "biufc" and out.flags.c_contiguous
+        raw = out.reshape(len(out), -1).view(np.uint8) if plain else None
         known, size, end = b"", -1, -1
         for i, p, a, b in cells.spans():
             cell = parts[p][a:b]

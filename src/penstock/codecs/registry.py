@@ -43,11 +43,11 @@ class UnknownCodec(Codec):
         """Raise CodecError: nothing is known of the format."""
         raise CodecError(self._cure(unischema_field))
 
-    def decode_column(self, field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:  # noqa: ARG002
+    def decode_column(self, field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:  # noqa: ARG002 - the contract
         """Raise CodecError at once: the column as a whole cannot be read."""
         raise CodecError(self._cure(field))
 
-    def decode_list(self, field: FieldLike, cells: Cells) -> list[Any]:  # noqa: ARG002
+    def decode_list(self, field: FieldLike, cells: Cells) -> list[Any]:  # noqa: ARG002 - the contract
         """Raise CodecError at once: the column as a whole cannot be read."""
         raise CodecError(self._cure(field))
 

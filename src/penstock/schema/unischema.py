@@ -163,7 +163,11 @@ class Unischema:
         return StructType([StructField(*kind) for kind in kinds])
 
     @classmethod
-    def from_arrow_schema(cls, parquet_dataset: Any, omit_unsupported_fields: bool = True) -> Unischema:  # noqa: ARG003
+    def from_arrow_schema(
+        cls,
+        parquet_dataset: Any,
+        omit_unsupported_fields: bool = True,  # noqa: ARG003 - Petastorm's signature
+    ) -> Unischema:
         """Infer a schema named `inferred_schema` from an Arrow schema, or from an object that has one as `.schema`.
 
         No type is left out silently: `omit_unsupported_fields` is Petastorm's and without effect.
@@ -233,7 +237,9 @@ def encode_row(schema: Unischema, row: Mapping[str, Any]) -> dict[str, Any]:
 def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
     """Return a row as a `pyspark.Row` of encoded cells in schema order (needs pyspark); see `encode_row`."""
     if not isinstance(unischema, Unischema):
-        raise AssertionError(f"the first argument must be a Unischema, got {type(unischema).__name__}")  # noqa: TRY004
+        raise AssertionError(  # noqa: TRY004 - what Petastorm raises
+            f"the first argument must be a Unischema, got {type(unischema).__name__}"
+        )
     cells = encode_row(unischema, row_dict)
     from pyspark import Row
 

@@ -1,0 +1,65 @@
+"""Penstock on one workload, as a user would run it: open, loop over batches, look at each.
+
+The other half of `run.py`. Opening counts, imports do not. Every batch is held until the next but one has come, so that
+memory that is used again too early would show; rows are counted, and the count is checked.
+
+Usage: `python bench/ours.py DATA WORKLOAD` prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import Case, find
+from limit import peak_bytes
+
+import penstock
+
+
+def measure(case: Case, data: Path) -> dict[str, Any]:
+    """Do the work once and return what it took; `rows` is the number of files where only opening is measured."""
+    start = time.perf_counter()
+    dataset = penstock.open(str(data / case.dataset))
+    rows, first, stats = (_read(dataset, case, start)) if case.epochs else (_num_files(data / case.dataset), None, None)
+    seconds = time.perf_counter() - start
+    if case.epochs and rows != case.epochs * len(dataset):
+        raise SystemExit(f"{case.name}: {rows} rows came, not {case.epochs * len(dataset)}")
+    first_s = seconds if first is None else first
+    return {"rows": rows, "seconds": seconds, "first_s": first_s, "peak_bytes": peak_bytes(), "stats": stats}
+
+
+def _read(dataset: penstock.Dataset, case: Case, start: float) -> tuple[int, float | None, str]:
+    options = {"batch_size": case.batch_size, "shuffle": case.shuffle, "epochs": case.epochs}
+    rows, first, held = 0, None, []
+    with dataset.loader(**options, seed=1, rank=0, world=1) as loader:
+        for batch in loader:
+            if first is None:
+                first = time.perf_counter() - start
+            arrays = list(batch.values())
+            if not all(isinstance(array, np.ndarray) for array in arrays):
+                raise SystemExit(f"{case.name}: a batch holds {[type(array).__name__ for array in arrays]}")
+            rows += len(arrays[0])
+            held = [*held[-1:], batch]
+        return rows, first, str(loader.stats())
+
+
+def _num_files(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("*.parquet"))
+
+
+def main() -> None:
+    """Measure the workload named on the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("workload", type=find)
+    args = parser.parse_args()
+    print(json.dumps({"workload": args.workload.name, **measure(args.workload, args.data)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -101,6 +101,23 @@ class TestForms:
         with pytest.raises(SchemaError, match=r"pc\.field\('s\.a'\)"):
             normalise(pc.field("s", "a") == 1, schema)
 
+    def test_decimals_take_the_columns_scale(self):
+        schema = pa.schema([("price", pa.decimal128(7, 2))])
+        table = pa.table({"price": [Decimal("1.25"), Decimal("1.50"), None]}, schema=schema)
+        for filters, kept in (([("price", ">", Decimal("1.3"))], 1), ([("price", "in", [Decimal("1.5")])], 1)):
+            assert keep_mask(normalise(filters, schema), table).sum() == kept
+        with pytest.raises(SchemaError, match="at most 2 places"):
+            normalise([("price", ">", Decimal("1.333"))], schema)
+
+    def test_bounds_beside_in_change_nothing(self):
+        schema = pa.schema([("a", pa.int64()), ("t", pa.string()), ("f", pa.float64())])
+        table = pa.table({"a": [1, 2, None], "t": ["a", "b", None], "f": [NAN, 1.0, None]}, schema=schema)
+        for name, values in (("a", [1, 7]), ("a", [1, None]), ("a", []), ("t", {"b", "c"}), ("f", [1.0, NAN])):
+            for sign in ("in", "not in"):
+                expected = pq.filters_to_expression([(name, sign, list(values))])
+                found = normalise([(name, sign, values)], schema)
+                assert (keep_mask(found, table) == keep_mask(expected, table)).all(), (name, sign, values)
+
     def test_columns_of_an_expression(self):
         names = ["a", "b", "ab", "a.b", "x y", "is_in"]
         schema = pa.schema([(name, pa.int64()) for name in names])
@@ -256,8 +273,7 @@ def tables(draw):
     for name in names:
         kind, values = COLUMNS[name]
         cells = draw(st.lists(st.none() | values, min_size=count, max_size=count))
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        arrays.append(pa.array(cells, plain).cast(kind))
+        arrays.append(pa.array(cells, kind))
     return pa.table(arrays, names=names)
 
 

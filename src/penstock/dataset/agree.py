@@ -93,3 +93,20 @@ def _merge_field(field: pa.Field, other: pa.Schema) -> pa.Field:
     theirs = other.field(index)
     type_ = theirs.type if pa.types.is_null(field.type) else field.type
     return pa.field(field.name, type_, field.nullable or theirs.nullable)
+
+
+def cast_column(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Return the same values as another type that `same_values` allows.
+
+    By way of plain values where dictionaries are concerned: older versions cast neither into nor between them.
+
+    Raises:
+        ArrowInvalid, ArrowNotImplementedError: they cannot be cast.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = pa.chunked_array([part.dictionary_decode() for part in column.chunks], column.type.value_type)
+    if not pa.types.is_dictionary(wanted):
+        return column.cast(wanted)
+    parts = [part.dictionary_encode() for part in column.cast(wanted.value_type).chunks]
+    casts = [pa.DictionaryArray.from_arrays(part.indices.cast(wanted.index_type), part.dictionary) for part in parts]
+    return pa.chunked_array(casts, wanted)

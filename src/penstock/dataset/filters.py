@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.dataset.dnf import from_tuples
 from penstock.dataset.prune import surviving_chunks
 from penstock.dataset.selection import Selection, pack
 from penstock.errors import BadFile, ColumnNotFound, SchemaError, close_names
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from penstock.dataset.parquet import ParquetSource
 
     Expression = Any  # pyarrow.compute.Expression: pyarrow ships no types
-
-_OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
-_FORM = "filters are [(column, operator, value), ...], a list of such lists, or a pyarrow.compute expression"
 
 
 def normalise(filters: Any, schema: pa.Schema | None = None) -> Expression | None:
@@ -49,64 +47,10 @@ def normalise(filters: Any, schema: pa.Schema | None = None) -> Expression | Non
     import pyarrow.compute as pc
 
     if not isinstance(filters, pc.Expression):
-        clauses = _clauses(filters)
-        if not clauses:
-            return None
-        filters = _expression(clauses, schema)
-    if schema is not None:
+        filters = from_tuples(filters, schema)
+    if filters is not None and schema is not None:
         filter_columns(filters, schema)
     return filters
-
-
-def _clauses(filters: Any) -> list[list[tuple[str, str, Any]]]:
-    """Check the form of filters in tuples; return them as a list of lists."""
-    if isinstance(filters, (str, bytes)) or not hasattr(filters, "__iter__"):
-        raise SchemaError(f"{_FORM}; got {filters!r}")
-    items = list(filters)
-    if items and isinstance(items[0], str):  # one bare tuple
-        items = [tuple(items)]
-    nested = [list(item) for item in items if not _is_term(item) and isinstance(item, (list, tuple))]
-    if nested and len(nested) < len(items):
-        raise SchemaError(f"{_FORM}; got terms and lists of terms side by side: {filters!r}")
-    clauses = nested if nested else ([items] if items else [])
-    for term in (term for clause in clauses for term in clause):
-        _check_term(term)
-    return [clause for clause in clauses if clause]
-
-
-def _is_term(item: Any) -> bool:
-    return isinstance(item, (list, tuple)) and len(item) == 3 and isinstance(item[0], str)
-
-
-def _check_term(term: Any) -> None:
-    if not _is_term(term):
-        raise SchemaError(f"{_FORM}; got the term {term!r}")
-    if term[1] not in _OPERATORS:
-        raise SchemaError(f"unknown operator {term[1]!r} in {term!r}; there are: {', '.join(_OPERATORS)}")
-    if term[1] in ("in", "not in") and (isinstance(term[2], (str, bytes)) or not hasattr(term[2], "__iter__")):
-        raise SchemaError(f"{term[1]!r} wants a list, set or tuple of values; got {term[2]!r} in {term!r}")
-
-
-def _expression(clauses: list[list[tuple[str, str, Any]]], schema: pa.Schema | None) -> Expression:
-    import pyarrow.parquet as pq
-
-    for name in [term[0] for clause in clauses for term in clause]:
-        if schema is not None and name not in schema.names:
-            raise ColumnNotFound(f"no column {name!r} to filter by; {close_names(name, schema.names)}")
-    plain = [[(name, sign, _plain(value)) for name, sign, value in clause] for clause in clauses]
-    try:
-        return pq.filters_to_expression(plain)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError) as exc:
-        raise SchemaError(f"cannot make a filter of {clauses!r}: {exc}") from exc
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy values as Python's, which every pyarrow takes, and sets as lists in one order."""
-    if isinstance(value, (set, frozenset)):
-        return sorted((_plain(item) for item in value), key=repr)
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) and value.dtype.kind not in "mM" else value
 
 
 def filter_columns(expression: Expression, schema: pa.Schema) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.agree import check_agreement, merge_schemas
+from penstock.dataset.agree import cast_column, check_agreement, merge_schemas
 from penstock.dataset.discover import DataFile, Root, find_files
 from penstock.dataset.fields import Columns, Known, decide_columns
 from penstock.dataset.footers import read_footer
@@ -131,9 +131,7 @@ class ParquetSource:
     def _cast(self, column: pa.ChunkedArray, chunk: int, field: pa.Field) -> pa.ChunkedArray:
         """Cast a column that this file holds in another dress (see `agree`)."""
         try:
-            if pa.types.is_dictionary(column.type):
-                column = pa.chunked_array([part.dictionary_decode() for part in column.chunks], column.type.value_type)
-            return (column.dictionary_encode() if pa.types.is_dictionary(field.type) else column).cast(field.type)
+            return cast_column(column, field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
             raise SchemaError(
                 f"the files disagree: column {field.name!r} has type {column.type} in {self.path_of(chunk)} but "

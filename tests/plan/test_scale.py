@@ -64,9 +64,9 @@ def test_steps_are_equal_and_visits_cover_each_chunk(world):
 
 def test_sampled_spans_of_all_ranks_interleave_to_the_order_of_one():
     world, span = 16, 512
-    one = plan_of(0, 1)
+    one, ranks = plan_of(0, 1), [plan_of(rank, world) for rank in range(world)]
     for lo in (0, 31_249_000, 62_499_488):
-        parts = [plan_of(rank, world).rows(lo, lo + span) for rank in range(world)]
+        parts = [plan.rows(lo, lo + span) for plan in ranks]
         chunk, row = (np.stack(column, axis=1).reshape(-1) for column in zip(*parts, strict=True))
         expected = one.rows(lo * world, (lo + span) * world)
         assert (chunk == expected[0]).all()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.plan.order import Order
 
 GUESSES = 4
-"""Steps from the table's guess before a binary search takes over: more than four chunks in one cell are rare."""
+"""Steps from the table's guess before a binary search takes over, where many chunks are far below the average."""
 
 
 class Pieces(NamedTuple):
@@ -57,6 +57,8 @@ class Line:
     """log2 of the rows of one cell of `table`, at most the rows of an average chunk."""
     table: NDArray[np.int64]
     """For the first row of each cell of 2^shift rows, the index of its chunk in `chunks`."""
+    steps: int
+    """The most chunks that begin within a cell, after its first row: how far the table's guess may be behind."""
 
     @property
     def total_rows(self) -> int:
@@ -67,12 +69,11 @@ class Line:
         """Return the index in `chunks` for each line row; about 10 ns a row where chunks are of like size."""
         at = self.table.take(rows >> self.shift)
         ends = self.borders[1:]
-        for _ in range(GUESSES):
-            behind = ends.take(at) <= rows
-            if not behind.any():
-                return at
-            at += behind
-        return np.searchsorted(self.borders, rows, side="right") - 1
+        for _ in range(min(self.steps, GUESSES)):
+            at += ends.take(at) <= rows
+        if self.steps > GUESSES and (ends.take(at) <= rows).any():
+            return np.searchsorted(self.borders, rows, side="right") - 1
+        return at
 
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return chunk number and ordinal among the chunk's selected rows for each line row."""
@@ -88,7 +89,8 @@ def lay(counts: NDArray[np.int64], *, order: Order, epoch: int) -> Line:
     borders = np.zeros(len(chunks) + 1, dtype=np.int64)
     np.cumsum(counts[chunks], out=borders[1:])
     shift = max(0, (int(borders[-1]) // max(1, len(chunks))).bit_length() - 1)
-    return Line(chunks, borders, shift, _cells(borders, shift))
+    table = _cells(borders, shift)
+    return Line(chunks, borders, shift, table, int(np.diff(table, append=len(chunks) - 1).max(initial=0)))
 
 
 def _cells(borders: NDArray[np.int64], shift: int) -> NDArray[np.int64]:

@@ -1,8 +1,8 @@
 """Penstock against the least work by hand, in pairs, as a Markdown table.
 
 Runs `limit.py` and `ours.py` in turn, each in a process of its own, five pairs for every workload, the first of a pair
-changing places. The ratio is the median of the pairs' ratios, because on a shared machine only neighbours in time can be
-compared; rates and seconds are medians, memory is the most of all runs. The limit against itself gives 0.95 to 1.05.
+changing places. The ratio is the median of the pairs' ratios, because on a shared machine only neighbours in time can
+be compared; rates and seconds are medians, memory is the most of all runs.
 
 How to read it: what a workload misses of 1.00 is the price of order, batches and bounded memory. It is smallest where
 decoding dominates (JPEG, PNG), and largest where a row is a few hundred bytes and shuffling it costs as much as reading

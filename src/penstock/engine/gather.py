@@ -195,14 +195,15 @@ def gather(rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Arena 
     stacks = [_stacks(i, column, chunks, run) for i, column in enumerate(columns)]
     need = sum(aligned(c.item_bytes * rows.num_rows) for c, stacked in zip(columns, stacks, strict=True) if stacked)
     cutter = Cutter(pool.lease(need))
+    taken: dict[int, NDArray[Any]] = {}
     found = []
     for i, column in enumerate(columns):
         valid = _valid(rows, [chunk.parts[i] for chunk in chunks]) if i in nulls else None
         if stacks[i]:
             dtype, num_bytes = cast("np.dtype[Any]", column.dtype), column.item_bytes * rows.num_rows
             out = cutter.cut((rows.num_rows, *column.shape), dtype, num_bytes)
-            if index is not None and i in cast("Arena", arena).arrays:
-                cast("Arena", arena).arrays[i].take(index, 0, out, "clip")
+            if arena is not None and index is not None and i in arena.columns:
+                taken[i] = out
             else:
                 rows.fixed([cast("FixedPart | CellsPart", chunk.parts[i]).stacked for chunk in chunks], out)
             found.append(Gathered(out, valid))
@@ -210,6 +211,8 @@ def gather(rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Arena 
             found.append(Gathered(cast("FixedPart", chunks[0].parts[i]).values[run], valid))
         else:
             found.append(_encoded(rows, column, [chunk.parts[i] for chunk in chunks], valid))
+    if arena is not None and index is not None:
+        arena.take(index, taken)
     return found
 
 

@@ -210,6 +210,11 @@ def _types() -> dict[str, pa.DataType]:
     if hasattr(pa, "decimal32"):
         plain += [pa.decimal32(7, 3), pa.decimal64(15, 3)]
     named = {str(kind): kind for kind in plain} | _if_present("string_view", "binary_view", "uuid", "bool8")
+    if hasattr(pa, "string_view"):
+        views = [pa.list_(pa.string_view()), pa.large_list(pa.binary_view()), pa.list_(pa.string_view(), 2)]
+        views += [pa.map_(pa.string(), pa.string_view()), pa.dictionary(pa.int32(), pa.string_view())]
+        views += [pa.struct([("a", pa.list_(pa.string_view()))]), pa.list_view(pa.string_view())]
+        named |= {str(kind): kind for kind in views}
     named["dict_binary"] = pa.dictionary(pa.int32(), pa.binary())
     if hasattr(pa, "json_"):
         named["json"] = pa.json_()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.codecs import arrow_memory
-from penstock.codecs.arrow import Fixed, Objects, cells_view, column_kind, fixed_view, mask, objects
+from penstock.codecs.arrow import Fixed, Objects, cells_view, column_kind, fixed_view, mask, objects, takeable
 from penstock.codecs.arrow_kinds import FORMS, form_of
 from penstock.codecs.arrow_plain import plain_rows
 from penstock.codecs.base import CellError
@@ -52,7 +52,7 @@ def assert_same_rows(array: pa.Array) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=depth(15, 500), deadline=None)
+@settings(max_examples=depth(15, 200), deadline=None)
 @given(data=st.data())
 def test_every_type_agrees_with_its_plain_twin(name: str, data: st.DataObject) -> None:
     array = data.draw(arrays_of(CASES[name]))
@@ -109,6 +109,32 @@ def test_a_refused_type_names_column_and_cure(kind: pa.DataType) -> None:
         column_kind(kind, name="speed")
     with pytest.raises(UnsupportedType, match="'speed'"):
         column_kind(pa.list_(kind), name="speed")
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if form_of(case.type) != "runs"])
+@settings(max_examples=depth(5, 200), deadline=None)
+@given(data=st.data())
+def test_every_type_can_be_gathered(name: str, data: st.DataObject) -> None:
+    array = data.draw(arrays_of(CASES[name]))
+    order = data.draw(st.permutations(range(len(array))))
+    taken = takeable(array).take(pa.array(order, pa.int64()))
+    assert_same_rows(taken)
+    plain = plain_rows(array)
+    assert all(same(got, plain[row]) for got, row in zip(plain_rows(taken), order, strict=True))
+
+
+@pytest.mark.skipif(not (hasattr(pa, "json_") and hasattr(pa, "string_view")), reason="pyarrow without these types")
+def test_an_extension_of_a_view_can_be_gathered() -> None:
+    array = pa.ExtensionArray.from_storage(pa.json_(pa.string_view()), pa.array(["{}", None], pa.string_view()))
+    taken = takeable(array).take(pa.array([1, 0]))
+    assert objects(taken, column_kind(array.type, name="c")).tolist() == [None, "{}"]
+
+
+def test_what_can_be_gathered_is_left_alone() -> None:
+    for name, case in CASES.items():
+        if "view" not in name:
+            array = case.build([None])
+            assert takeable(array) is array
 
 
 # Memory
@@ -256,7 +282,7 @@ def test_a_dictionary_makes_each_string_once() -> None:
 @pytest.mark.parametrize(
     "name", [n for n, c in CASES.items() if form_of(c.type) in ("bytes", "text")] + ["dict_binary"]
 )
-@settings(max_examples=depth(15, 500), deadline=None)
+@settings(max_examples=depth(15, 200), deadline=None)
 @given(data=st.data())
 def test_cells_agree_with_the_plain_twin(name: str, data: st.DataObject) -> None:
     array = data.draw(arrays_of(CASES[name]))
@@ -497,7 +523,7 @@ def test_text_that_is_not_utf8_names_its_row_and_reads_as_bytes() -> None:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-@settings(max_examples=depth(15, 500), deadline=None)
+@settings(max_examples=depth(15, 200), deadline=None)
 @given(rows=st.lists(st.none() | st.text(max_size=6)), first=st.integers(0, 5))
 def test_text_is_the_same_cut_by_hand_or_by_pyarrow(fast: bool, rows: list, first: int) -> None:
     # pytest's own monkeypatch is not reset between examples.

@@ -25,7 +25,7 @@ from penstock.codecs.arrow_kinds import (
     scalar_dtype,
     struct_fields,
 )
-from penstock.codecs.arrow_memory import byte_strings, cells_view, decimals, decoded, lists, texts, validity
+from penstock.codecs.arrow_memory import byte_strings, cells_view, decimals, decoded, lists, takeable, texts, validity
 from penstock.codecs.base import CellError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     Item = np.dtype[Any] | type | None
 
-__all__ = ["Bytes", "Fixed", "Objects", "cells_view", "column_kind", "fixed_view", "mask", "objects"]
+__all__ = ["Bytes", "Fixed", "Objects", "cells_view", "column_kind", "fixed_view", "mask", "objects", "takeable"]
 
 
 def mask(values: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any] | np.ma.MaskedArray[Any, Any]:

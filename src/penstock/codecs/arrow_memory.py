@@ -19,6 +19,8 @@ from penstock.codecs.base import CellError
 from penstock.errors import InternalError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 _BITS = {type_id(f"DECIMAL{bits}"): bits for bits in (32, 64, 128)}
@@ -91,8 +93,7 @@ def cells_view(
         return np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64), validity(array)
     if form not in ("text", "bytes"):
         raise InternalError(f"cells asked of an array of {array.type}; please report")
-    if array.type.id in _BYTE_VIEWS:
-        array = array.cast(getattr(pa, f"large_{_BYTE_VIEWS[array.type.id]}")())
+    array = takeable(array)
     valid = validity(array)
     if array.type.id == _FIXED_SIZE_BINARY:
         offsets = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * array.type.byte_width
@@ -169,7 +170,48 @@ def decoded(array: pa.Array) -> pa.Array:
         import pyarrow.compute as pc
 
         return pc.run_end_decode(array)
-    return array.dictionary.take(array.indices)
+    return takeable(array.dictionary).take(array.indices)
+
+
+def takeable(array: pa.Array) -> pa.Array:
+    """Return the array in a form that `Array.take` accepts: Arrow cannot take string and binary views (seen in 26).
+
+    Such views, also inside lists, maps and structs, become large strings and binaries, and an extension of them its
+    storage; other arrays pass as they are.
+    """
+    if form_of(array.type) == "extension":
+        storage = array.storage
+        plain = takeable(storage)
+        return array if plain is storage else plain
+    wanted = _without_views(array.type)
+    return array if wanted is array.type else array.cast(wanted)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """Return the type without string and binary views, the same object where it has none."""
+    if kind.id in _BYTE_VIEWS:
+        return getattr(pa, f"large_{_BYTE_VIEWS[kind.id]}")()
+    remake = _REMAKE.get(form_of(kind))
+    if remake is None or kind.id in _LIST_VIEWS:  # list views are taken without a look at their values
+        return kind
+    inner = [kind.field(i) for i in range(kind.num_fields)]
+    types = [_without_views(field.type) for field in inner]
+    if all(new is field.type or new == field.type for new, field in zip(types, inner, strict=True)):
+        return kind
+    return remake(kind, [field.with_type(new) for new, field in zip(types, inner, strict=True)])
+
+
+def _remake_map(_: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
+    entries = fields[0].type
+    return pa.map_(entries.field(0).type, entries.field(1).type)
+
+
+_REMAKE: dict[str, Callable[[pa.DataType, list[pa.Field]], pa.DataType]] = {
+    "list": lambda kind, fields: pa.large_list(fields[0]) if kind.id in _LARGE else pa.list_(fields[0]),
+    "fixed_list": lambda kind, fields: pa.list_(fields[0], kind.list_size),
+    "struct": lambda _, fields: pa.struct(fields),
+    "map": _remake_map,
+}
 
 
 def texts(array: pa.Array) -> list[str | None]:

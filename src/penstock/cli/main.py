@@ -112,15 +112,14 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     add("--shuffle", nargs="?", const="rows", choices=["rows", "groups", "no"], default="no",
         help="rows: within the window; groups: row groups only; give it after the URL")  # fmt: skip
     add("--world", type=_positive, default=1, help="number of ranks (default 1)")
+    add("--rank", type=_count, default=0, help="whose part (default 0)")
     add("--seed", type=int, default=0)
-    add("--epochs", type=_positive, default=1)
     add(
         "--remainder", choices=["drop", "pad", "uneven"], default="drop", help="rows that do not divide among the ranks"
     )
     add("--drop-last", action="store_true", help="leave out a last batch that is not full")
     add("--lanes", type=_positive, help="lanes of the shuffled order (default: chosen)")
     add("--window-bytes", type=size, metavar="SIZE", help="shuffle window of the whole job, e.g. 1GiB")
-    add("--memory-bytes", type=size, metavar="SIZE", help="budget of one rank, e.g. 3GiB")
 
 
 class _Version(argparse.Action):

@@ -16,18 +16,18 @@ SHUFFLE: dict[str, Any] = {"no": False, "rows": True, "groups": "groups"}
 
 
 def plan(dataset: Dataset, options: argparse.Namespace) -> str:
-    """Return the plan of one pass as text; sizes that were not given keep the loader's defaults."""
-    given = {"window_bytes": options.window_bytes, "memory_bytes": options.memory_bytes}
+    """Return the plan of one epoch as text; a window that was not given keeps the loader's default."""
+    window = {} if options.window_bytes is None else {"window_bytes": options.window_bytes}
     return str(
         dataset.plan(
             batch_size=options.batch_size,
             shuffle=SHUFFLE[options.shuffle],
             seed=options.seed,
-            epochs=options.epochs,
+            rank=options.rank,
             world=options.world,
             remainder=options.remainder,
             drop_last=options.drop_last,
             lanes=options.lanes,
-            **{name: value for name, value in given.items() if value is not None},
+            **window,
         )
     )

@@ -23,13 +23,14 @@ beyond the budget (the user may hold on to any number of batches).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.engine.build import Built, Span, index_span
 from penstock.engine.chunk import Chunk
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 EXIT_WAIT_S = 10.0
 """How long interpreter exit waits for a call that is still running in one of our threads."""
 _INDEXED_AHEAD = 2
+_LOOK_S = 1.0
+"""A consumer that waits looks around this often: on Windows Ctrl-C does not interrupt a wait without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,13 @@ class Run:
         self._limits = limits
         self._finishers = finishers
         # Re-entrant: a garbage collection inside a locked region may finalize this very run.
-        self._cond = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._cond = threading.Condition(self._lock)
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
         self._stopped = False
+        self._failure: BaseException | None = None
+        """What ended a thread: a bug of ours, which the consumer shall see."""
         self._waiting = False
         self._running = 0
         self._planning = False
@@ -122,13 +128,17 @@ class Run:
     def _wait(self) -> list[Built] | None:
         if not self._threads and self._limits.workers and not self._stopped:
             self._start()
-        with self._cond:
+        with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
             self._waiting = True
+            if not self._running:
+                self._cond.notify_all()  # whoever sleeps for lack of room may now go beyond the budget
             try:
                 while self._deliver not in self._built:
+                    if self._failure is not None:
+                        raise self._failure
                     if self._stopped:
                         raise LoaderClosed("the loader was closed while a batch was awaited")
-                    if self._ended and self._deliver == self._next_number:
+                    if self._ended and self._deliver == self._next_number and self._spans_left() is None:
                         return None
                     self._one_more_or_wait()
             finally:
@@ -143,7 +153,7 @@ class Run:
     def _one_more_or_wait(self) -> None:
         """Serial: do one task here, with the lock released around it. Otherwise wait for the workers."""
         if self._limits.workers:
-            self._cond.wait()
+            self._cond.wait(_LOOK_S)
             return
         task = self._pick()
         if task is None:
@@ -165,13 +175,18 @@ class Run:
             thread.start()
 
     def _work(self, number: int) -> None:
-        while True:
+        try:
+            while True:
+                with self._cond:
+                    task = self._await_task()
+                if task is None:
+                    return
+                task(number)
+                del task  # a bound span would keep its chunks alive while this thread waits
+        except BaseException as error:  # noqa: BLE001 -- the consumer must not wait for a thread that is gone
             with self._cond:
-                task = self._await_task()
-            if task is None:
-                return
-            task(number)
-            del task  # a bound span would keep its chunks alive while this thread waits
+                self._failure = error
+                self._cond.notify_all()
 
     def _await_task(self) -> Callable[[int], None] | None:
         while not self._stopped:
@@ -185,16 +200,16 @@ class Run:
         """Stop the threads and wait for the calls they are in; safe to call twice and from a finalizer."""
         if os.getpid() != self._pid:
             return  # a forked child has no threads to stop, and the lock may be held for ever
-        with self._cond:
+        # Called in a locked region (by a garbage collection or a signal handler): our threads need the lock to end.
+        inside = cast("Any", self._lock)._is_owned()
+        with self._lock:
             self._stopped = True
             self._cond.notify_all()
         for finisher in self._finishers:
             finisher.close()  # first: a thread may be waiting for its process
-        me = threading.current_thread()
-        for thread in self._threads:
-            if thread is not me:
-                thread.join(wait_s)
-        self._threads = []
+        if not inside:
+            self._join(wait_s)
+        self._finishers.clear()
         self._built.clear()
         self._ready.clear()
         self._spans.clear()
@@ -202,9 +217,21 @@ class Run:
         self._window.works.clear()
         self._builder.pool.clear()
 
+    def _join(self, wait_s: float | None) -> None:
+        """Wait for all threads but the calling one, for `wait_s` in all."""
+        deadline = None if wait_s is None else now() + wait_s
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            if thread is threading.current_thread():
+                continue
+            with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had started; it ends by itself
+                thread.join(None if deadline is None else max(0.0, deadline - now()))
+
     # -- tasks: picked with the lock held, done without it --------------------------------------------------------
 
     def _pick(self) -> Callable[[int], None] | None:
+        while self._returned:
+            self._window.lent_bytes -= self._returned.popleft()
         task = (
             self._pick_build() or self._pick_index() or self._pick_needed() or self._pick_plan() or self._pick_ahead()
         )
@@ -270,8 +297,6 @@ class Run:
         return lambda _: self._do_plan()
 
     def _pick_ahead(self) -> Callable[[int], None] | None:
-        while self._returned:
-            self._window.lent_bytes -= self._returned.popleft()
         read = self._window.read_ahead(tick=self._tick)
         return None if read is None else self._reading(read)
 

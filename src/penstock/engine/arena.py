@@ -1,9 +1,9 @@
 """The narrow columns of the shuffle window, row by row: all values of a row lie side by side.
 
 Rows picked from anywhere in the window cost one visit to memory each, instead of one for each column: with 40 columns
-that is four cache lines a row instead of forty, and it matters most where several processes share the cache. Chunks are
-copied into equal slots when they are read and give the slot back when they leave. A chunk that finds no slot stays as it
-was read, and spans that touch it are gathered chunk by chunk (`gather.Picks`, the plain twin).
+that is four cache lines a row instead of forty, and it matters most where several processes share the cache. Chunks
+are copied into equal slots when they are read and give the slot back when they leave. A chunk that finds no slot stays
+as it was read, and spans that touch it are gathered chunk by chunk (`gather.Picks`, the plain twin).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Arena:
         self._free = list(range(num_slots))  # a heap: low slots first keeps the touched memory small
         dtype = record_dtype(columns)
         # Untouched pages of np.empty cost nothing: memory is taken as slots fill.
-        self._records = np.empty(num_slots * slot_rows, dtype)
+        self._records: NDArray[Any] = np.empty(num_slots * slot_rows, dtype)
         self._rows = self._records.view(f"V{dtype.itemsize}")
         self._block_rows = max(256, min(4096, _BLOCK_BYTES // dtype.itemsize))
         self._names = [(int(name), name) for name in cast("tuple[str, ...]", dtype.names)]
@@ -72,7 +72,7 @@ class Arena:
 
     def take(self, rows: NDArray[np.int64], out: dict[int, NDArray[Any]]) -> None:
         """Gather rows, given by their place in the arena, into one array for each column."""
-        block = np.empty(self._block_rows, self._records.dtype)
+        block: NDArray[Any] = np.empty(self._block_rows, self._records.dtype)
         raw = block.view(self._rows.dtype)
         fields = [(block[name], out[number]) for number, name in self._names]
         for first in range(0, len(rows), self._block_rows):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.codecs.arrow import Fixed, cells_view, fixed_view
+from penstock.codecs.arrow import Fixed, cells_view, fixed_view, takeable
 from penstock.codecs.base import view_column
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _part(array: pa.Array, column: Column) -> Part:
         assert isinstance(column.kind, Fixed)
         return FixedPart(*fixed_view(array, column.kind, writable=True))
     if column.form == "objects":
-        return ObjectsPart(array)
+        return ObjectsPart(takeable(array))
     part = CellsPart(*cells_view(array))
     if column.form == "cells" and part.valid is None:
         part.view = view_column(column.codec, column.field, part.data, part.offsets)

@@ -252,11 +252,11 @@ def _encoded(rows: Rows, column: Column, parts: Sequence[Part], valid: NDArray[n
 
 def _objects(rows: Rows, column: Column, parts: Sequence[Part]) -> NDArray[np.object_] | list[Any]:
     kind = cast("Objects", column.kind)
-    pieces = rows.arrays([cast("ObjectsPart", part).array for part in parts])
-    if len(pieces) == 1 and isinstance(pieces[0][1], slice):
-        return objects(pieces[0][0], kind)
+    arrays = rows.arrays([cast("ObjectsPart", part).array for part in parts])
+    if len(arrays) == 1 and isinstance(arrays[0][1], slice):
+        return objects(arrays[0][0], kind)
     out = np.empty(rows.num_rows, np.object_)
-    for array, where in pieces:
+    for array, where in arrays:
         values = objects(array, kind)
         holder = np.empty(len(values), np.object_)
         holder[:] = values if isinstance(values, np.ndarray) else _as_objects(values)

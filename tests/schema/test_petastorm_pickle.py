@@ -29,6 +29,7 @@ from tests.schema.petastorm_bytes import Named, Stub, index_bytes, schema_bytes
 
 FORMS = [(0, "reconstructor"), (0, "restore"), (2, "restore"), (3, "restore"), (2, "newobj"), (3, "newobj")]
 FORMS += [(4, "newobj"), (4, "restore"), (5, "newobj")]
+SCHEMAS = {form: schema_bytes(*form) for form in FORMS}
 
 
 @pytest.mark.parametrize(("protocol", "encoding"), FORMS)
@@ -289,10 +290,10 @@ def test_long_pickles_are_refused(monkeypatch):
         load_unischema(schema_bytes(4, "newobj"))
 
 
-@settings(max_examples=depth(50, 20_000), deadline=None)
+@settings(max_examples=depth(50, 3000), deadline=None)
 @given(form=st.sampled_from(FORMS), data=st.data())
 def test_changed_bytes_give_a_schema_or_an_error(form, data):
-    changed = bytearray(schema_bytes(*form))
+    changed = bytearray(SCHEMAS[form])
     for _ in range(data.draw(st.integers(1, 6))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     for load in (load_unischema, load_index):
@@ -300,7 +301,7 @@ def test_changed_bytes_give_a_schema_or_an_error(form, data):
             load(bytes(changed))
 
 
-@settings(max_examples=depth(50, 20_000), deadline=None)
+@settings(max_examples=depth(50, 3000), deadline=None)
 @given(data=st.binary(max_size=60))
 def test_any_bytes_give_an_error(data):
     for load in (load_unischema, load_index):
@@ -315,7 +316,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=depth(50, 5000), deadline=None)
+@settings(max_examples=depth(50, 1500), deadline=None)
 @given(value=PLAIN, protocol=st.integers(0, 5))
 def test_plain_values_are_read_as_python_reads_them(value, protocol):
     def refuse(*_):

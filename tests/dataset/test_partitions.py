@@ -1,6 +1,9 @@
 """Folder names become typed columns."""
 
 import datetime
+import os
+import subprocess
+import sys
 from decimal import Decimal
 
 import numpy as np
@@ -85,3 +88,15 @@ def test_leading_zeros_survive_where_the_schema_says_string():
 def test_a_value_that_does_not_fit_is_named():
     with pytest.raises(SchemaError, match=r"k=abc .* int32"):
         cast_partition(column("1", "abc"), pa.int32())
+
+
+def test_numbers_and_text_import_no_pandas(tmp_path):
+    (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was imported')")
+    code = (
+        "from penstock.dataset.partitions import find_partitions\n"
+        "found = find_partitions(['k=1/t=a/x', 'k=2/t=__HIVE_DEFAULT_PARTITION__/x'])\n"
+        "print([found[name].constant(file, 2).to_pylist() for name in 'kt' for file in (0, 1)])\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, capture_output=True)
+    assert (done.returncode, done.stdout.decode().strip()) == (0, "[[1, 1], [2, 2], ['a', 'a'], [None, None]]")

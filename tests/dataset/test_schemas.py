@@ -156,6 +156,26 @@ class TestStored:
             assert open_parquet(source).unischema._name == "Stored"
             assert open_parquet(source).partitions["day"] == ["03"]
 
+    def test_files_whose_stored_schemas_disagree_are_named(self, tmp_path):
+        def scalar(name, dtype):
+            return UnischemaField(name, dtype, (), None, False)
+
+        for number, dtype in enumerate((np.int64, np.int64, np.int32)):
+            schema = Unischema("S", [scalar("id", dtype), scalar("value", np.float64)])
+            write(tmp_path / f"{number}.parquet", pa.table(ids(0, 2)).replace_schema_metadata(stored(schema)))
+        with pytest.raises(SchemaError, match=r"'id' is .*0\.parquet but .*2\.parquet"):
+            open_parquet(tmp_path)
+        assert open_parquet(tmp_path, columns=["value"]).chunk_rows.sum() == 6
+        assert open_parquet(tmp_path, schema=Unischema("Mine", [])).chunk_rows.sum() == 6
+
+    def test_folders_whose_stored_schemas_disagree_are_named(self, tmp_path):
+        for name, dtype in (("a", np.int64), ("b", np.int32)):
+            write_ids(tmp_path / name)
+            write_common(tmp_path / name, Unischema("S", [UnischemaField("id", dtype, (), None, False)]))
+        with pytest.raises(SchemaError, match=r"'id' is .*a but .*b"):
+            open_parquet([tmp_path / "a", tmp_path / "b"])
+        assert open_parquet([tmp_path / "a", tmp_path / "a"]).chunk_rows.sum() == 60
+
     def test_a_file_finds_the_metadata_beside_it(self, root):
         write_common(root, SCHEMA)
         assert open_parquet([root / "day=02" / "x.parquet"]).unischema._name == "Stored"

@@ -19,7 +19,7 @@ from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,27 @@ class Columns:
     unischema: Unischema
     arrow_schema: pa.Schema
     partitions: dict[str, Partition]
+
+
+def check_stored(schemas: Sequence[tuple[Unischema, str]], wanted: list[str] | None) -> None:
+    """Check that schemas stored in several places give each column one meaning: cells of one file are not another's.
+
+    Raises:
+        SchemaError: two give a column different dtypes, shapes or codecs; names it and both places.
+    """
+    first: dict[str, tuple[UnischemaField, str]] = {}
+    for schema, place in schemas:
+        for name, field in schema.fields.items():
+            known, where = first.setdefault(name, (field, place))
+            if (wanted is None or name in wanted) and _meaning(field) != _meaning(known):
+                raise SchemaError(
+                    f"the stored schemas disagree: {name!r} is {known} in {where} but {field} in {place}; open them "
+                    "apart, or pass the schema= that fits both"
+                )
+
+
+def _meaning(field: UnischemaField) -> tuple[Any, ...]:
+    return field.numpy_dtype, field.shape, repr(field.codec)
 
 
 def decide_columns(known: Known, wanted: list[str] | None) -> Columns:

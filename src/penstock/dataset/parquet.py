@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from penstock.dataset.agree import cast_column, check_agreement, merge_schemas
 from penstock.dataset.discover import DataFile, Root, find_files
-from penstock.dataset.fields import Columns, Known, decide_columns
+from penstock.dataset.fields import Columns, Known, check_stored, decide_columns
 from penstock.dataset.footers import read_footer
 from penstock.dataset.partitions import find_partitions
 from penstock.dataset.read import RowGroup, read_columns
@@ -28,7 +28,7 @@ from penstock.dataset.scan import Scan, rows_of, scan_files
 from penstock.dataset.sizes import fixed_bytes, variable_bytes
 from penstock.errors import BadFile, ColumnNotFound, MetadataError, SchemaError, close_names
 from penstock.schema.arrow import flatten_structs
-from penstock.schema.stored import find_schema
+from penstock.schema.stored import SCHEMA_KEY, find_schema
 
 if TYPE_CHECKING:
     import os
@@ -213,6 +213,8 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     partitions = {name: part for name, part in partitions.items() if name not in base.names}
     known = Known(base, partitions, _stored_schema(scan) if schema is None else None, schema)
     wanted = known.wanted(columns)
+    if schema is None:
+        check_stored(_all_stored(scan), wanted)
     physical = _agreed(base, scan, wanted)
     known = Known(physical, partitions, known.stored, schema)
     return ParquetSource(scan, decide_columns(known, wanted), on_error=on_error)
@@ -245,6 +247,14 @@ def _stored_schema(scan: Scan) -> Unischema | None:
         return find_schema(scan.metadata) or _schema_beside(root, ("_common_metadata",))
     names = [name for name in ("_common_metadata", "_metadata") if name in root.names]
     return _schema_beside(root, names) or find_schema(scan.metadata)
+
+
+def _all_stored(scan: Scan) -> list[tuple[Unischema, str]]:
+    """Return every schema that is stored with the dataset, once each, with the place where it is."""
+    found = [(find_schema({SCHEMA_KEY: stored}), path) for stored, path in scan.stored]
+    roots = list({id(file.root): file.root for file in scan.files if file.root.names}.values())
+    found += [(_schema_beside(root, ("_common_metadata",)), root.path) for root in roots if len(roots) > 1]
+    return [(schema, place) for schema, place in found if schema is not None]
 
 
 def _schema_beside(root: Root, names: Iterable[str]) -> Unischema | None:

@@ -45,7 +45,20 @@ class Partition:
     def scalar(self, file: int) -> pa.Scalar:
         """Return the value of that file."""
         value = self.values[file]
-        return pa.scalar(value.item() if isinstance(value, np.generic) else value, self.field.type)
+        if value is None:
+            return pa.nulls(1, self.field.type)[0]
+        return _scalar(value, self.field.type)
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Return a value as Arrow: numbers and text from buffers, since `pa.scalar` imports pandas where there is one."""
+    if pa.types.is_int64(kind):
+        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(np.int64(value).tobytes())])[0]
+    if pa.types.is_string(kind):
+        data = value.encode()
+        offsets = np.array([0, len(data)], np.int32).tobytes()
+        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])[0]
+    return pa.scalar(value, kind)
 
 
 def keys_of(relative: str) -> dict[str, str | None]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.dataset.discover import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, bad_file, read_footer
 from penstock.errors import BadFile
+from penstock.schema.stored import SCHEMA_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ class Scan:
     """The Arrow schemas that occur, first the first file's, each with the first file that has it."""
     metadata: Mapping[bytes, bytes]
     """Key-value metadata of the first file."""
+    stored: list[tuple[bytes, str]]
+    """The schemas stored in footers that occur, as ours are stored, each with the first file that has it."""
     skipped: list[tuple[str, str]]
     """Path and reason of each file left out."""
     footers: FooterCache
@@ -53,7 +56,9 @@ class _Scanner:
         self.bad: dict[int, BadFile] = {}
         self.cache = FooterCache()
         self.base: Footer = None
+        self.base_arrow_part: bytes | None = None
         self.schemas: list[tuple[pa.Schema, int]] = []
+        self.stored: dict[bytes, int] = {}
         self._lock = threading.Lock()
 
     def read_all(self, indices: range) -> None:
@@ -78,10 +83,17 @@ class _Scanner:
 
     def compare(self, index: int, footer: Footer) -> None:
         """Note the schema if it is a new one. Almost always it equals the first one, which takes 2 microseconds."""
-        if self.base is not None and _equal_schemas(self.base, footer):
+        metadata = footer.metadata or {}
+        stored = metadata.get(SCHEMA_KEY)
+        if stored is not None and self.stored.get(stored, index + 1) > index:
+            self.stored[stored] = index
+        # The Arrow schema beside Parquet's tells types that Parquet does not have, such as durations and time zones.
+        arrow_part = metadata.get(b"ARROW:schema")
+        if self.base is not None and arrow_part == self.base_arrow_part and self.base.schema.equals(footer.schema):
             return
         schema = footer.schema.to_arrow_schema().remove_metadata()
-        self.base = self.base or footer
+        if self.base is None:
+            self.base, self.base_arrow_part = footer, arrow_part
         with self._lock:
             for position, (known, first) in enumerate(self.schemas):
                 if schema.equals(known):
@@ -100,15 +112,6 @@ def rows_of(footer: Footer) -> Sequence[int]:
     if rows and min(rows) < 0:
         raise pa.ArrowInvalid(f"a row group of {min(rows)} rows")
     return rows
-
-
-def _equal_schemas(a: Footer, b: Footer) -> bool:
-    # The Arrow schema beside it tells types that Parquet does not have, such as durations and time zones.
-    return bool(a.schema.equals(b.schema)) and _arrow_part(a) == _arrow_part(b)
-
-
-def _arrow_part(footer: Footer) -> bytes | None:
-    return (footer.metadata or {}).get(b"ARROW:schema")
 
 
 def scan_files(files: list[DataFile], *, on_error: str) -> Scan:
@@ -148,6 +151,10 @@ def _read_first(scanner: _Scanner, *, skip: bool) -> int:
     )
 
 
+def _second(pair: tuple[Any, int]) -> int:
+    return pair[1]
+
+
 def _collect(scanner: _Scanner) -> Scan:
     good = sorted(scanner.rows)
     cache = scanner.cache
@@ -161,8 +168,9 @@ def _collect(scanner: _Scanner) -> Scan:
         files=[scanner.files[index] for index in good],
         sizes=[scanner.sizes[index] for index in good],
         rows=[scanner.rows[index] for index in good],
-        schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=lambda s: s[1])],
+        schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=_second)],
         metadata=scanner.base.metadata or {},
+        stored=[(stored, scanner.files[index].path) for stored, index in sorted(scanner.stored.items(), key=_second)],
         skipped=[(scanner.files[index].path, str(scanner.bad[index])) for index in sorted(scanner.bad)],
         footers=cache,
     )

@@ -364,20 +364,24 @@ class _Pass:
 
     def __next__(self) -> Batch:
         loader = self._loader
-        if loader._active is None or loader._active() is not self:
-            if loader._closed:
-                raise LoaderClosed("the loader is closed; make another one from the dataset")
+        run = self._run or self._begin()
+        if loader._active is None or loader._active() is not self:  # after `_begin`: close() may come in between
+            self.stop()
+            loader._check_open()
             raise StopIteration
-        if self._run is None:
-            self._run = loader._make_run()
-            self._finalizer = finalize(self, self._run)
         began = now()
-        built = self._run.next()
+        built = run.next()
         if built is None:
             loader._ended()
             raise StopIteration
         loader._note(built, now() - began)
         return built.batch
+
+    def _begin(self) -> Run:
+        run = self._loader._make_run()
+        self._finalizer = finalize(self, run)
+        self._run = run
+        return run
 
     def stop(self) -> None:
         """End the run: threads and processes are gone on return."""

@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.engine.finish import CellLost, Finisher, Lost, Place
+from penstock.engine.chunk import CellLost
+from penstock.engine.finish import Finisher, Lost, Place
 from penstock.engine.gather import Gathered
 from penstock.engine.memory import BlockPool
 from penstock.engine.shared import Packer, SharedBlock, unpack
 from penstock.errors import PlanError, WorkerDied
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
 
     from numpy.typing import NDArray
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 
 _GROW = 1.25
 """A block that was too small is replaced by one this much larger than needed."""
+_MOST_BLOCKS = 16
+"""A process whose batches take more blocks has a user who keeps batches: from here on they are copied out of shared
+memory, since a process may only have 65,530 mappings, and shared blocks are never given back."""
+_LOOK_S = 5.0
+"""How often an idle process looks whether its parent is still there; usually the pipe says so at once."""
 
 
 class _Lease:
@@ -65,6 +71,7 @@ class ProcessFinisher:
         self._blocks: dict[int, SharedBlock] = {}
         self._free: deque[int] = deque()
         self._closed = False
+        self._answered = False
 
     def start(self) -> None:
         """Start the process; returns at once, the process gets ready on its own."""
@@ -73,8 +80,12 @@ class ProcessFinisher:
         self._process = self._context.Process(
             target=_serve, args=(theirs, self._payload, keep), name="penstock-worker", daemon=True
         )
-        self._process.start()
+        with _ctrl_c_later():  # a process that is still importing would print a traceback at Ctrl-C
+            self._process.start()
         theirs.close()
+        # multiprocessing's own exit function would end our process from a forked child of the user's as well; ours ends
+        # with the run, or when it sees this process gone.
+        getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
     def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
         """Have the process finish a batch; same promise as `Finisher.finish`."""
@@ -104,10 +115,15 @@ class ProcessFinisher:
         kind, value = pipe.recv()
         if kind == "error":
             raise _revive(*value)
-        number, fresh, columns, lost = value
+        number, fresh, num_bytes, columns, lost = value
+        self._answered = True
         if fresh:
             self._blocks[number] = SharedBlock.receive(pipe)
-        memory = np.asarray(_Lease(self._blocks[number], number, self._free))
+        if len(self._blocks) > _MOST_BLOCKS:
+            memory = self._blocks[number].memory[:num_bytes].copy()
+            self._free.append(number)
+        else:
+            memory = np.asarray(_Lease(self._blocks[number], number, self._free))
         return {name: _unpack_value(memory, form) for name, form in columns}, lost
 
     def _await(self, pipe: Connection) -> None:
@@ -119,23 +135,21 @@ class ProcessFinisher:
     def _died(self) -> WorkerDied:
         self._process.join(1)
         code = self._process.exitcode
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"ended with exit code {code}"
-        )
-        hint = "; the system kills processes when memory runs out: lower memory_bytes or workers" if code == -9 else ""
+        how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {_signal_name(-code)}"
+        hint = ""
+        if code == -9:
+            hint = "; the system kills processes when memory runs out: lower memory_bytes or workers"
+        elif code == 1 and not self._answered:
+            hint = "; see its traceback above: a script that starts processes needs `if __name__ == '__main__':`"
         return WorkerDied(f"a process of the pool (pid {self._process.pid}) {how} while it built a batch{hint}")
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
-        if self._closed or self._process is None:
+        """End the process, whatever it is doing; the pipe goes with the last reference to this object."""
+        if self._closed or self._process is None or self._process.pid is None:
             return
         self._closed = True
         self._process.kill()
         self._process.join()
-        with contextlib.suppress(OSError):
-            cast("Connection", self._pipe).close()
 
 
 class ThreadFinisher:
@@ -178,18 +192,47 @@ def _serve(pipe: Connection, payload: bytes, inherited: Connection | None) -> No
     """Finish batches until the pipe closes; runs in the process."""
     if inherited is not None:
         inherited.close()  # a forked child would keep its own pipe open and never see the parent's end
-    with contextlib.suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business; it closes the pipe
-    parent = multiprocessing.parent_process()
+    _set_signals()
+    parent, parent_pid = multiprocessing.parent_process(), os.getppid()
     server = _Server(pipe, payload)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            ready = mp_connection.wait([pipe] if parent is None else [pipe, parent.sentinel])
-            if pipe not in ready and not pipe.poll():
+            ready = mp_connection.wait([pipe] if parent is None else [pipe, parent.sentinel], _LOOK_S)
+            if pipe in ready or pipe.poll():
+                server.serve(pipe.recv())
+                sys.stdout.flush()  # what a transform prints comes out, however this process ends
+            elif ready or os.getppid() != parent_pid:
                 break
-            server.serve(pipe.recv())
     sys.stderr.flush()
     os._exit(0)  # no finalizers of a forked parent's objects
+
+
+def _set_signals() -> None:
+    """Leave Ctrl-C to the parent, and do not run a forked parent's handlers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Hold Ctrl-C back, here and in processes started here, which let it through once they are ready for it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {number}"
 
 
 class _Server:
@@ -219,7 +262,7 @@ class _Server:
             return
         number, made = self._block(packer.num_bytes)
         packer.pack(self._blocks[number].memory)
-        self._pipe.send(("ok", (number, made, forms, lost)))
+        self._pipe.send(("ok", (number, made, packer.num_bytes, forms, lost)))
         if made:
             self._blocks[number].send(self._pipe, cast("Any", multiprocessing.parent_process()).pid)
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Description = tuple[str | np.dtype[Any], tuple[int, ...], int]
+    """Type, shape and place of a packed array; the type by name unless it has fields."""
+
 _WINDOWS = sys.platform == "win32"
 
 
@@ -94,13 +97,13 @@ class Packer:
         self._todo: list[tuple[int, NDArray[np.uint8]]] = []
         self.num_bytes = 0
 
-    def add(self, array: NDArray[Any]) -> tuple[str, tuple[int, ...], int]:
+    def add(self, array: NDArray[Any]) -> Description:
         """Note an array to be packed; returns its description."""
         array = np.ascontiguousarray(array)
         at = self.num_bytes
         self._todo.append((at, array.reshape(-1).view(np.uint8)))
         self.num_bytes = (at + array.nbytes + 63) & -64
-        return array.dtype.str, array.shape, at
+        return array.dtype.str if array.dtype.names is None else array.dtype, array.shape, at
 
     def pack(self, memory: NDArray[np.uint8]) -> None:
         """Copy everything into place."""
@@ -108,7 +111,7 @@ class Packer:
             memory[at : at + len(data)] = data
 
 
-def unpack(memory: NDArray[np.uint8], description: tuple[str, tuple[int, ...], int]) -> NDArray[Any]:
+def unpack(memory: NDArray[np.uint8], description: Description) -> NDArray[Any]:
     """Return an array that lies in the block, without copying."""
     dtype, shape, at = description
     return np.ndarray(shape, np.dtype(dtype), memory, at)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.engine.chunk import Chunk, LostChunk, make_chunk
-from penstock.engine.finish import CellLost, Lost, Place
+from penstock.engine.chunk import CellLost, Chunk, LostChunk, make_chunk
+from penstock.engine.finish import Lost, Place
 from penstock.engine.gather import Gathered, Picks, Runs, gather
-from penstock.errors import BadFile, DecodeError, TransformError, WorkerDied
+from penstock.errors import BadFile, DecodeError, PenstockError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,6 +168,8 @@ class Builder:
             made = make_chunk(chunk, table if rows is None else take_table_rows(table, rows), self.columns)
             if self.arena is not None:
                 made = replace(made, slot=self.arena.put(made.parts))
+        except CellLost as error:
+            return LostChunk(chunk, self.located(chunk, error.row, error))
         except Exception as error:  # noqa: BLE001 -- whoever needs a row of it meets the error, with its cause
             return LostChunk(chunk, error)
         self.stats.read(time.perf_counter() - began, made.num_bytes)
@@ -180,9 +182,15 @@ class Builder:
         if lost:
             return self._build_around(span, chunks, lost, finish)
         rows = _rows(span, cast("dict[int, Chunk]", chunks), views=views)
-        columns = gather(rows, self.columns, self.pool, self.arena)
+        columns = self._gather(span, rows)
         self.stats.gathered(time.perf_counter() - began)
         return [self._batch(span, columns, step, finish) for step in range(span.first_step, span.end_step)]
+
+    def _gather(self, span: Span, rows: Runs | Picks) -> list[Gathered]:
+        try:
+            return gather(rows, self.columns, self.pool, self.arena, skip=self.finisher.skip)
+        except CellLost as error:
+            raise self.decode_error(span, error.row, error) from error.__cause__
 
     def _batch(self, span: Span, columns: list[Gathered], step: int, finish: Any) -> Built:
         lo = step * self.batch_size - span.lo
@@ -199,7 +207,7 @@ class Builder:
             raise self.decode_error(span, part.item(error.row), error) from error.__cause__
         except TransformError as error:
             raise TransformError(f"{error}; in {self._where(part)}") from error.__cause__
-        except WorkerDied:
+        except PenstockError:
             raise
         except Exception as error:
             if self.finisher.transform is None:
@@ -228,7 +236,7 @@ class Builder:
             gone = tuple(self._lost_row(lost[int(chunk[i])], int(chunk[i]), int(row[i])) for i in items[bad])
             items = items[~bad]
             rows = _picks(chunk[items], row[items], cast("dict[int, Chunk]", chunks))
-            columns = gather(rows, self.columns, self.pool, self.arena)
+            columns = self._gather(span, rows)
             built.append(self._finish(_Part(span, step, items, len(items), gone), columns, finish))
         return built
 
@@ -266,12 +274,21 @@ class Builder:
         return self.source.path_of(chunk), int(self.source.chunk_group[chunk]), self._file_row(chunk, row)
 
     def decode_error(self, span: Span, item: int, error: CellLost) -> DecodeError:
-        """Say where a cell that cannot be decoded lies."""
-        path, group, row = self._locate(span, item)
+        """Say where a cell of a span that cannot be decoded lies."""
+        chunks, rows = span_rows(span)
+        return self.located(int(chunks[item]), int(rows[item]), error)
+
+    def located(self, chunk: int, row: int, error: CellLost) -> DecodeError:
+        """Say where a cell of a chunk that cannot be decoded lies; `row` counts the selected ones."""
+        path, group, file_row = (
+            self.source.path_of(chunk),
+            int(self.source.chunk_group[chunk]),
+            self._file_row(chunk, row),
+        )
         return DecodeError(
-            f"cannot decode column {error.column!r} in {path}, row group {group}, row {row}: {error.reason}; "
+            f"cannot decode column {error.column!r} in {path}, row group {group}, row {file_row}: {error.reason}; "
             'on_error="skip" leaves such rows out and lists them',
-            path=path, row_group=group, row=row, column=error.column,
+            path=path, row_group=group, row=file_row, column=error.column,
         )  # fmt: skip
 
     def _skipped(self, span: Span, item: int, lost: Lost) -> Skipped:

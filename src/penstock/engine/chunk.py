@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs.arrow import Fixed, cells_view, fixed_view, takeable
-from penstock.codecs.base import view_column
+from penstock.codecs.base import CellError, view_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.columns import Column
+
+
+class CellLost(Exception):
+    """A cell cannot be made into a value: its row (of the chunk or batch at hand), its column, and the reason."""
+
+    def __init__(self, row: int, column: str, reason: str) -> None:
+        super().__init__(row, column, reason)
+        self.row = row
+        self.column = column
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Stands for a value that could not be made, where its row is to be skipped."""
+
+    reason: str
 
 
 class FixedPart:
@@ -109,7 +126,7 @@ class LostChunk:
 def make_chunk(index: int, table: pa.Table, columns: Sequence[Column]) -> Chunk:
     """Prepare a table, whose columns stand in the order of `columns`; costs microseconds a column, copies only bits."""
     arrays = table.itercolumns()
-    parts = tuple(_part(_one_array(chunked), column) for chunked, column in zip(arrays, columns, strict=True))
+    parts = tuple(_named_part(_one_array(chunked), column) for chunked, column in zip(arrays, columns, strict=True))
     nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
     return Chunk(index, table.num_rows, table.get_total_buffer_size(), parts, nulls)
 
@@ -125,6 +142,13 @@ def _one_array(chunked: pa.ChunkedArray) -> pa.Array:
     elif pa.types.is_string(chunked.type):
         chunked = chunked.cast(pa.large_string())
     return chunked.combine_chunks()
+
+
+def _named_part(array: pa.Array, column: Column) -> Part:
+    try:
+        return _part(array, column)
+    except CellError as error:
+        raise CellLost(error.index, column.name, str(error.__cause__ or error)) from error
 
 
 def _part(array: pa.Array, column: Column) -> Part:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock.codecs.arrow import Fixed, Objects, column_kind
+from penstock.codecs.arrow_kinds import form_of
 from penstock.codecs.base import Codec, column_dtype, has_cells
+from penstock.errors import UnsupportedType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +29,7 @@ Form = Literal["fixed", "cells", "ragged", "objects"]
 _VARIABLE_GUESS_BYTES = 1 << 16
 """Decoded bytes assumed for a cell of unknown shape."""
 _OBJECT_GUESS_BYTES = 64
+_CELL_FORMS = ("bytes", "text", "dictionary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,11 @@ def columns_of(fields: Iterable[UnischemaField], types: Sequence[pa.DataType]) -
 def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
     if not has_cells(field.codec):
         return _plain(field, arrow_type)
+    if form_of(arrow_type) not in _CELL_FORMS:
+        raise UnsupportedType(
+            f"column {field.name!r} is stored as {arrow_type}, and its codec {field.codec} reads bytes or text only; "
+            "store its cells as binary, or open with columns= that leave it out"
+        )
     dtype = column_dtype(field)
     if dtype is None:
         return Column(field.name, field, "ragged", None, (), None, _VARIABLE_GUESS_BYTES)

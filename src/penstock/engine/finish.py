@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.codecs.arrow import mask
 from penstock.codecs.base import CellError, decode_column, decode_list
+from penstock.engine.chunk import CellLost, Damaged
 from penstock.engine.memory import Cutter, aligned
 from penstock.errors import TransformError
 
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
     from penstock.engine.memory import BlockPool
 
 Batch = dict[str, Any]
-
-
-class CellLost(Exception):
-    """A cell of the batch cannot be decoded: `row` of the batch, `column`, and the cause."""
-
-    def __init__(self, row: int, column: str, reason: str) -> None:
-        super().__init__(row, column, reason)
-        self.row = row
-        self.column = column
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +95,8 @@ class Finisher:
         for column, one in zip(self.columns, gathered, strict=True):
             if one.rows is not None:
                 batch[column.name] = one.rows
+                if self.skip:
+                    lost.update(_damaged(one.rows, column.name))
             elif one.values is not None:
                 batch[column.name] = one.values if one.valid is None else mask(one.values, one.valid)
             else:
@@ -220,6 +213,11 @@ def _try(decode: Callable[[], None]) -> str | None:
     except CellError as error:
         return str(error.__cause__ or error)
     return None
+
+
+def _damaged(rows: Any, column: str) -> dict[int, Lost]:
+    """Return the rows whose value could not be made."""
+    return {row: Lost(row, column, value.reason) for row, value in enumerate(rows) if isinstance(value, Damaged)}
 
 
 def _keep(values: Any, keep: NDArray[np.bool_]) -> Any:

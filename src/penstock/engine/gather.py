@@ -15,12 +15,14 @@ import numpy as np
 
 from penstock.codecs import Cells
 from penstock.codecs.arrow import Objects, objects
-from penstock.engine.chunk import CellsPart, FixedPart, ObjectsPart
+from penstock.codecs.base import CellError
+from penstock.engine.chunk import CellLost, CellsPart, Damaged, FixedPart, ObjectsPart
 from penstock.engine.memory import Cutter, aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from penstock.engine.arena import Arena
@@ -182,11 +184,13 @@ def _take(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> N
         out[...] = values[rows]  # take would first copy a strided part whole, and converts nothing
 
 
-def gather(rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Arena | None = None) -> list[Gathered]:
+def gather(
+    rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Arena | None, *, skip: bool
+) -> list[Gathered]:
     """Gather every column of a span; stacked columns share one block of the pool.
 
     Columns that lie in an arena with all the chunks concerned are taken in one go; neighbours in one chunk become views
-    where that is allowed.
+    where that is allowed. A value that cannot be made is a CellLost, or with `skip` a Damaged in its place.
     """
     chunks = rows.chunks
     index = rows.arena_index(arena) if arena is not None else None
@@ -210,7 +214,7 @@ def gather(rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Arena 
         elif run is not None and column.form == "fixed":
             found.append(Gathered(cast("FixedPart", chunks[0].parts[i]).values[run], valid))
         else:
-            found.append(_encoded(rows, column, [chunk.parts[i] for chunk in chunks], valid))
+            found.append(_encoded(rows, column, [chunk.parts[i] for chunk in chunks], valid, skip=skip))
     if arena is not None and index is not None:
         arena.take(index, taken)
     return found
@@ -240,9 +244,11 @@ def _valid(rows: Rows, parts: Sequence[Part]) -> NDArray[np.bool_] | None:
     return None if out.all() else out
 
 
-def _encoded(rows: Rows, column: Column, parts: Sequence[Part], valid: NDArray[np.bool_] | None) -> Gathered:
+def _encoded(
+    rows: Rows, column: Column, parts: Sequence[Part], valid: NDArray[np.bool_] | None, *, skip: bool
+) -> Gathered:
     if column.form == "objects":
-        return Gathered(rows=_objects(rows, column, parts))
+        return Gathered(rows=_objects(rows, column, parts, skip=skip))
     cells = cast("Sequence[CellsPart]", parts)
     start, stop = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
     rows.fixed([part.offsets[:-1] for part in cells], start)
@@ -250,18 +256,37 @@ def _encoded(rows: Rows, column: Column, parts: Sequence[Part], valid: NDArray[n
     return Gathered(valid=valid, cells=Cells([part.data for part in cells], rows.part_numbers(), start, stop, valid))
 
 
-def _objects(rows: Rows, column: Column, parts: Sequence[Part]) -> NDArray[np.object_] | list[Any]:
+def _objects(rows: Rows, column: Column, parts: Sequence[Part], *, skip: bool) -> NDArray[np.object_] | list[Any]:
     kind = cast("Objects", column.kind)
     arrays = rows.arrays([cast("ObjectsPart", part).array for part in parts])
     if len(arrays) == 1 and isinstance(arrays[0][1], slice):
-        return objects(arrays[0][0], kind)
+        return _values(*arrays[0], column, skip=skip)
     out = np.empty(rows.num_rows, np.object_)
     for array, where in arrays:
-        values = objects(array, kind)
-        holder = np.empty(len(values), np.object_)
-        holder[:] = values if isinstance(values, np.ndarray) else _as_objects(values)
-        out[where] = holder
+        values = _values(array, where, column, skip=skip)
+        out[where] = values if isinstance(values, np.ndarray) else _as_objects(values)
     return list(out) if kind.as_list else out
+
+
+def _values(
+    array: pa.Array, where: slice | NDArray[np.intp], column: Column, *, skip: bool
+) -> NDArray[np.object_] | list[Any]:
+    """Make the values of an array whose rows go to `where` in the span."""
+    kind = cast("Objects", column.kind)
+    try:
+        return objects(array, kind)
+    except CellError as error:
+        if not skip:
+            row = where.start + error.index if isinstance(where, slice) else int(where[error.index])
+            raise CellLost(row, column.name, str(error.__cause__ or error)) from error
+    return [_value_or_damaged(array.slice(row, 1), kind) for row in range(len(array))]
+
+
+def _value_or_damaged(array: pa.Array, kind: Objects) -> Any:
+    try:
+        return objects(array, kind)[0]
+    except CellError as error:
+        return Damaged(str(error.__cause__ or error))
 
 
 def _as_objects(values: list[Any]) -> NDArray[np.object_]:

@@ -90,8 +90,9 @@ class Loader:
     def _advise(self) -> None:
         """Warn, once a run, of what the plan says could be better."""
         if self._total_rows and len(self._facts.counts) <= _ADVISE_CHUNKS:
-            for text in self.plan.warnings:
-                warnings.warn(text, PenstockWarning, stacklevel=4)
+            advice = self.plan.warnings
+            if advice:
+                warnings.warn("; also: ".join(advice), PenstockWarning, stacklevel=4)
 
     # -- iteration ------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.engine.build import Span, take_table_rows
-from penstock.engine.chunk import make_chunk
-from penstock.engine.finish import CellLost, Place
+from penstock.engine.chunk import CellLost, make_chunk
+from penstock.engine.finish import Place
 from penstock.engine.gather import Picks, gather
 from penstock.engine.host import default_workers
 
@@ -36,8 +36,8 @@ def take_rows(builder: Builder, chunk: NDArray[np.int64], row: NDArray[np.int64]
         within[here] = np.searchsorted(rows, row[here])
     chunks = _read_all(builder, list(zip(distinct.tolist(), wanted, strict=True)))
     span = Span(cast("Any", None), 0, 0, 1, 0, len(row), distinct, part, row)
-    gathered = gather(Picks(chunks, part, within), builder.columns, builder.pool)
     try:
+        gathered = gather(Picks(chunks, part, within), builder.columns, builder.pool, None, skip=False)
         return builder.finisher.finish(gathered, Place(0, 0, len(row), None), builder.pool)[0]
     except CellLost as error:
         raise builder.decode_error(span, error.row, error) from error.__cause__
@@ -53,4 +53,7 @@ def _read_all(builder: Builder, wanted: list[tuple[int, NDArray[np.int64]]]) -> 
 def _read(builder: Builder, chunk: int, rows: NDArray[np.int64]) -> Chunk:
     table = builder.source.read_chunk(chunk, [column.name for column in builder.columns])
     selected = builder.selection.rows_of(chunk)
-    return make_chunk(chunk, take_table_rows(table, rows if selected is None else selected[rows]), builder.columns)
+    try:
+        return make_chunk(chunk, take_table_rows(table, rows if selected is None else selected[rows]), builder.columns)
+    except CellLost as error:
+        raise builder.located(chunk, int(rows[error.row]), error) from error

@@ -193,10 +193,10 @@ batch of W times 256. `print(ds.plan(...))` tells the figure for your dataset an
 
 Where `lanes` is no more than a quarter of the row groups, every full batch draws from at least min(lanes, 256) row
 groups (`tests/plan/test_quality.py`), because lanes lie in different parts of the line. One corner is different, and
-only with a `lanes=` of your own: some 230 to 249 lanes *and* a window larger than the whole dataset. Then one block
-covers its lane, two lanes may draw from the row group that their border cuts, and one batch in thirty to several
-thousand has one to seven row groups fewer than there are lanes. It is mixed about as well as a true permutation then,
-which draws from {true.groups:.0f}.
+only with a `lanes=` of your own: some 230 to 249 lanes *and* a window about as large as the dataset or larger. Then
+one block covers most of its lane, two lanes may draw from the row group that their border cuts, and one batch in
+thirty to several thousand has one to six row groups fewer than there are lanes. It is mixed about as well as a true
+permutation then, which draws from {true.groups:.0f}.
 """
 
 

@@ -57,7 +57,7 @@ def orders(draw):
     if kind != "lanes":
         return Order(kind, draw(seeds))
     lanes = draw(st.integers(1, 9) | st.sampled_from([24, 48, 768]))
-    return Order(kind, draw(seeds), lanes, draw(st.integers(1, 30) | st.just(1 << 20)))
+    return Order(kind, draw(seeds), lanes, draw(st.integers(1, 30) | st.sampled_from([1 << 20, 1 << 62, 1 << 70])))
 
 
 @st.composite

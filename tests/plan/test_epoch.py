@@ -13,7 +13,8 @@ from tests.depth import depth
 from tests.plan import plain
 from tests.plan.cases import cases
 
-deep = settings(max_examples=depth(50, 2000), deadline=None)
+pytestmark = pytest.mark.timeout(depth(300, 3600))
+deep = settings(max_examples=depth(50, 1000), deadline=None)
 
 
 def pairs(chunk, row):

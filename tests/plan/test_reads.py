@@ -13,7 +13,7 @@ from tests.plan.cases import cases
 
 
 @given(case=cases())
-@settings(max_examples=depth(50, 2000), deadline=None)
+@settings(max_examples=depth(50, 1000), deadline=None)
 def test_reads_are_the_sum_of_the_ranks_visits(case):
     counts, read, needed = np.array(case.counts, dtype=np.int64), 0, set()
     for plan in case.plans():

@@ -41,7 +41,9 @@ class Grid:
     @classmethod
     def of(cls, total_rows: int, order: Order) -> Grid:
         """Return the grid of `order` over `total_rows`."""
-        return cls(total_rows, max(1, min(order.lanes or 1, total_rows)), order.block or 1)
+        lanes = max(1, min(order.lanes or 1, total_rows))
+        # Blocks of a lane's rows times L already make one block of every lane; larger ones would overflow int64.
+        return cls(total_rows, lanes, min(order.block or 1, (total_rows // lanes + 1) * lanes))
 
     def start(self, lane: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the line row at which each lane begins; lane L begins at N."""

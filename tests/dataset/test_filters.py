@@ -205,6 +205,14 @@ class TestSelect:
         assert len(source.skipped) == 1
 
 
+def test_large_row_groups_keep_their_order():
+    parts = [pa.table({"a": np.arange(start, start + 700_000)}) for start in range(0, 4_200_000, 700_000)]
+    keep = keep_mask((pc.field("a") >= 1_000_000) & (pc.field("a") != 3_000_000), pa.concat_tables(parts))
+    expected = np.arange(4_200_000) >= 1_000_000
+    expected[3_000_000] = False
+    assert (keep == expected).all()
+
+
 class TestPartitions:
     @pytest.fixture
     def root(self, tmp_path):

@@ -94,6 +94,16 @@ def test_the_root_is_found_in_a_folder_with_spaces(tmp_path: Path) -> None:
     assert done.stdout == f"{folder}\n"
 
 
+@pytest.mark.slow
+def test_the_demo_loses_and_repeats_no_row(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "rows lost: 0, rows repeated: 0" in done.stdout
+    assert "share of the limit" in done.stdout
+    assert (tmp_path / "out" / "contact_sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_extras_are_named_after_what_they_bring() -> None:
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict)

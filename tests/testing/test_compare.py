@@ -12,7 +12,7 @@ from penstock.testing.compare import freeze
 @pytest.mark.parametrize(
     ("one", "other", "text"),
     [
-        ({"a": np.arange(3)}, {"a": np.array([0, 1, 3])}, "['a']: np.int64(2) against np.int64(3) at (2,)"),
+        ({"a": np.arange(3)}, {"a": np.array([0, 1, 3])}, "['a']: 2 against 3 at (2,)"),
         ({"a": np.arange(3)}, {"b": np.arange(3)}, "keys: ['a'] against ['b']"),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "keys"),
         (np.zeros(2, np.float32), np.zeros(2), "<f4 of shape (2,) against <f8"),
@@ -26,7 +26,7 @@ from penstock.testing.compare import freeze
         (np.array(["x", None], object), np.array(["x", "y"], object), "[1]: NoneType against str"),
         (np.array([["x"]], object), np.array(["x"], object), "shape (1, 1) against (1,)"),
         (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[0, 0]), "mask of value"),
-        (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 3], mask=[0, 1]), "np.int64(2) against np.int64(3)"),
+        (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 3], mask=[0, 1]), "2 against 3"),
         (np.ma.array([1]), np.array([1]), "masked against array"),
         (decimal.Decimal("1.0"), decimal.Decimal("1.5"), "Decimal('1.0')"),
     ],
@@ -34,7 +34,7 @@ from penstock.testing.compare import freeze
 def test_differences_are_found_and_named(one: object, other: object, text: str) -> None:
     found = difference(one, other)
     assert found is not None
-    assert text in found.replace("array(2)", "np.int64(2)")
+    assert text in found
     with pytest.raises(AssertionError):
         assert_same(one, other)
 

@@ -90,6 +90,14 @@ def test_columns_must_be_of_one_length(tmp_path: Path) -> None:
         write({"id": np.zeros(2, np.int32), "name": ["x"]}, tmp_path / "d", SCHEMA)
 
 
+@pytest.mark.parametrize("schema", [SCHEMA, None])
+def test_a_single_row_is_not_taken_for_columns(tmp_path: Path, schema: Unischema | None) -> None:
+    with pytest.raises(SchemaError, match=r"column 'id': expected an array or list, got int; .*\[row\]"):
+        write({"id": 3}, tmp_path / "d", schema)
+    with pytest.raises(SchemaError, match=r"column 'name': .* got str"):
+        write({"name": "ab"}, tmp_path / "d", schema)
+
+
 def test_a_type_that_cannot_be_inferred_is_named(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"column 'odd'.*pass schema="):
         write({"odd": [1, "x"]}, tmp_path / "d")

@@ -160,6 +160,19 @@ def test_arrow_data_needs_no_schema(tmp_path: Path, kind: str) -> None:
     assert list(stored.fields) == table.column_names
 
 
+def test_anything_that_gives_arrow_is_taken(tmp_path: Path) -> None:
+    class Frame:
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return pa.table({"x": [1, 2]}).__arrow_c_stream__(requested_schema)
+
+    assert write(Frame(), tmp_path / "d").rows == 2
+
+
+def test_row_groups_have_no_more_rows_than_pyarrow_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write({"x": np.zeros(1_500_000, np.int8)}, tmp_path / "d", row_group_bytes=1 << 30)
+    assert group_rows(tmp_path / "d") == [[1 << 20, 1_500_000 - (1 << 20)]]
+
+
 def test_a_table_with_a_schema_is_cast_to_its_stored_types(tmp_path: Path) -> None:
     table = pa.table({"id": pa.array([1, 2], pa.int64()), "zipped": pa.array([b"a", b"b"])})
     write(table, tmp_path / "d", SCHEMA)

@@ -90,4 +90,4 @@ def _differ_in_bits(a: Frozen, b: Frozen, where: str) -> str:
     first = int(np.flatnonzero(left != right)[0])
     values = [np.frombuffer(x[3], x[1])[first] for x in (a, b)]
     index = tuple(map(int, np.unravel_index(first, a[2]))) if a[2] else ()
-    return f"{where or 'value'}: {values[0]!r} against {values[1]!r} at {index}"
+    return f"{where or 'value'}: {values[0]} against {values[1]} at {index}"

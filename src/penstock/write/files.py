@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BUFFERED_GROUPS = 4
 """Row groups' worth of bytes that all partitions together may hold back; then the fullest is written."""
+GROUP_ROWS = 1 << 20
+"""Rows that a row group never exceeds: pyarrow would cut it there by itself."""
 OPEN_FILES = 64
 """Files open at a time; a partition that comes back later gets a new file."""
 
@@ -145,7 +147,7 @@ class FileWriter:
     def _cut(self, folder: _Folder, ends: NDArray[np.int64], start: int, before: int) -> int:
         """Return where the waiting row group ends within the batch: by bytes, and by the rows left in the file."""
         room = self._options.row_group_bytes - folder.waiting_bytes + before
-        stop = int(np.searchsorted(ends, room, side="right"))
+        stop = min(int(np.searchsorted(ends, room, side="right")), start + GROUP_ROWS - folder.waiting_rows)
         if self._options.rows_per_file is not None:
             stop = min(stop, start + self._options.rows_per_file - folder.file_rows - folder.waiting_rows)
         return max(stop, start if folder.waiting_rows else start + 1)

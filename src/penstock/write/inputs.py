@@ -65,7 +65,7 @@ def num_rows(data: Any) -> int | None:
     if isinstance(data, pa.Table | pa.RecordBatch):
         return int(data.num_rows)
     if isinstance(data, Mapping):
-        return len(next(iter(data.values()), ()))
+        return _length(data)
     return len(data) if isinstance(data, Sequence) else None
 
 
@@ -194,6 +194,11 @@ def _from_columns(columns: Mapping[str, Any], layout: Layout) -> Iterator[pa.Rec
 
 
 def _length(columns: Mapping[str, Any]) -> int:
+    for name, column in columns.items():
+        if not hasattr(column, "__len__") or isinstance(column, str | bytes):
+            raise SchemaError(
+                f"column {name!r}: expected an array or list, got {type(column).__name__}; give a single row as [row]"
+            )
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise SchemaError(f"columns must have equal lengths; got {lengths}")

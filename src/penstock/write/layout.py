@@ -113,7 +113,7 @@ def _limits(unischema: Unischema, columns: pa.Schema) -> dict[str, np.iinfo[Any]
         field = unischema.fields.get(stored.name)
         kind = field.numpy_dtype if field is not None else None
         if pa.types.is_integer(stored.type) and isinstance(kind, type) and issubclass(kind, np.integer):
-            limits, wider = np.iinfo(kind), np.iinfo(stored.type.to_pandas_dtype())
+            limits, wider = np.iinfo(kind), np.iinfo(np.dtype(str(stored.type)))
             if limits.min > wider.min or limits.max < wider.max:
                 found[stored.name] = limits
     return found

@@ -52,7 +52,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
 
     Args:
         data: an iterable of dicts, one a row, encoded by the schema's codecs as it is consumed; or a dict of equally
-            long arrays, encoded too; or Arrow data, whose columns are taken as they are to be stored.
+            long arrays, encoded too; or Arrow data (a DataFrame gives it), whose columns are taken as they are stored.
         url: folder to write; a path or any URL that `penstock.open` takes. An empty folder may be there.
         schema: fields and codecs; None: inferred from an Arrow table or from a dict of arrays (arrays of more than one
             dimension become `NdarrayCodec` cells). A field that is missing in the data must be nullable.
@@ -94,7 +94,9 @@ def _size(fs: Any, folder: str) -> int:
 
 
 def _describe(data: Any, schema: Unischema | None, partition_by: tuple[str, ...]) -> tuple[Any, Layout]:
-    """Return the data, with columns that need no codec as Arrow, and the layout it is to have."""
+    """Return the data, as Arrow where it offers that, and the layout it is to have."""
+    if hasattr(data, "__arrow_c_stream__") and not isinstance(data, ArrowData):
+        data = pa.table(data)  # DataFrames of pandas, polars and others
     if schema is not None:
         if not isinstance(schema, Unischema):
             raise SchemaError(f"schema must be a Unischema or None; got {type(schema).__name__}")
@@ -115,6 +117,7 @@ def _infer(columns: Mapping[str, Any]) -> tuple[Unischema, pa.Schema]:
     """Return a schema for a dict of arrays: as Arrow sees them, `NdarrayCodec` for more than one dimension."""
     from penstock.codecs import NdarrayCodec
 
+    num_rows(columns)  # refuses what is no column
     stored, fields = [], []
     for name, column in columns.items():
         if isinstance(column, np.ndarray) and column.ndim > 1:

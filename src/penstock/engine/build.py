@@ -195,7 +195,9 @@ class Builder:
     def _batch(self, span: Span, columns: list[Gathered], step: int, finish: Any) -> Built:
         lo = step * self.batch_size - span.lo
         hi = min(lo + self.batch_size, span.hi - span.lo)
-        return self._finish(_Part(span, step, slice(lo, hi), hi - lo), [_slice(one, lo, hi) for one in columns], finish)
+        if span.end_step - span.first_step > 1:
+            columns = [_slice(one, lo, hi) for one in columns]
+        return self._finish(_Part(span, step, slice(lo, hi), hi - lo), columns, finish)
 
     def _finish(self, part: _Part, columns: list[Gathered], finish: Any) -> Built:
         """Decode and transform one batch; errors get their place."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.codecs.arrow import Fixed, cells_view, fixed_view, takeable
+from penstock.codecs.arrow import cells_view, fixed_view, takeable
 from penstock.codecs.base import CellError, view_column
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from penstock.codecs.arrow import Fixed
     from penstock.engine.columns import Column
 
 
@@ -124,16 +125,23 @@ class LostChunk:
 
 
 def make_chunk(index: int, table: pa.Table, columns: Sequence[Column]) -> Chunk:
-    """Prepare a table, whose columns stand in the order of `columns`; costs microseconds a column, copies only bits."""
-    arrays = table.itercolumns()
-    parts = tuple(_named_part(_one_array(chunked), column) for chunked, column in zip(arrays, columns, strict=True))
+    """Prepare a table, whose columns stand in the order of `columns`; costs microseconds a column, copies only bits.
+
+    A value that does not fit its column is a CellLost.
+    """
+    parts: list[Part] = []
+    column = None
+    try:
+        for chunked, column in zip(table.itercolumns(), columns, strict=True):
+            array = chunked.chunk(0) if chunked.num_chunks == 1 else _one_array(chunked)
+            parts.append(_part(array, column))
+    except CellError as error:
+        raise CellLost(error.index, cast("Column", column).name, str(error.__cause__ or error)) from error
     nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
-    return Chunk(index, table.num_rows, table.get_total_buffer_size(), parts, nulls)
+    return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls)
 
 
 def _one_array(chunked: pa.ChunkedArray) -> pa.Array:
-    if chunked.num_chunks == 1:
-        return chunked.chunk(0)
     import pyarrow as pa
 
     # More than 2 GiB of strings in one row group: 64-bit offsets hold them in one array.
@@ -144,17 +152,9 @@ def _one_array(chunked: pa.ChunkedArray) -> pa.Array:
     return chunked.combine_chunks()
 
 
-def _named_part(array: pa.Array, column: Column) -> Part:
-    try:
-        return _part(array, column)
-    except CellError as error:
-        raise CellLost(error.index, column.name, str(error.__cause__ or error)) from error
-
-
 def _part(array: pa.Array, column: Column) -> Part:
     if column.form == "fixed":
-        assert isinstance(column.kind, Fixed)
-        return FixedPart(*fixed_view(array, column.kind, writable=True))
+        return FixedPart(*fixed_view(array, cast("Fixed", column.kind), writable=True))
     if column.form == "objects":
         return ObjectsPart(takeable(array))
     part = CellsPart(*cells_view(array))

@@ -7,16 +7,15 @@ views where that is allowed) or as picks (the lane order: one sorted pass over e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from penstock.codecs import Cells
 from penstock.codecs.arrow import Objects, objects
 from penstock.codecs.base import CellError
-from penstock.engine.chunk import CellLost, CellsPart, Damaged, FixedPart, ObjectsPart
+from penstock.engine.chunk import CellLost, CellsPart, Damaged, ObjectsPart
 from penstock.engine.memory import Cutter, aligned
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ _LARGE_ITEM_BYTES = 1 << 13
 """From here copying one row costs more than the Python around it (450 ns; a fancy index takes 140 ns for 784 bytes)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(NamedTuple):
     """One column of a span: exactly one of `values`, `cells` and `rows` is given."""
 
     values: NDArray[Any] | None = None
@@ -193,30 +191,19 @@ def gather(
     where that is allowed. A value that cannot be made is a CellLost, or with `skip` a Damaged in its place.
     """
     chunks = rows.chunks
-    index = rows.arena_index(arena) if arena is not None else None
     run = rows.single_run()
+    stacked = [i for i, column in enumerate(columns) if _stacks(i, column, chunks, run)]
+    values = _stack(rows, [(i, columns[i]) for i in stacked], pool, arena)
     nulls = frozenset[int]().union(*(chunk.nulls for chunk in chunks))
-    stacks = [_stacks(i, column, chunks, run) for i, column in enumerate(columns)]
-    need = sum(aligned(c.item_bytes * rows.num_rows) for c, stacked in zip(columns, stacks, strict=True) if stacked)
-    cutter = Cutter(pool.lease(need))
-    taken: dict[int, NDArray[Any]] = {}
     found = []
     for i, column in enumerate(columns):
         valid = _valid(rows, [chunk.parts[i] for chunk in chunks]) if i in nulls else None
-        if stacks[i]:
-            dtype, num_bytes = cast("np.dtype[Any]", column.dtype), column.item_bytes * rows.num_rows
-            out = cutter.cut((rows.num_rows, *column.shape), dtype, num_bytes)
-            if arena is not None and index is not None and i in arena.columns:
-                taken[i] = out
-            else:
-                rows.fixed([cast("FixedPart | CellsPart", chunk.parts[i]).stacked for chunk in chunks], out)
-            found.append(Gathered(out, valid))
+        if i in values:
+            found.append(Gathered(values[i], valid))
         elif run is not None and column.form == "fixed":
-            found.append(Gathered(cast("FixedPart", chunks[0].parts[i]).values[run], valid))
+            found.append(Gathered(chunks[0].parts[i].values[run], valid))  # type: ignore[union-attr]
         else:
             found.append(_encoded(rows, column, [chunk.parts[i] for chunk in chunks], valid, skip=skip))
-    if arena is not None and index is not None:
-        arena.take(index, taken)
     return found
 
 
@@ -225,6 +212,26 @@ def _stacks(i: int, column: Column, chunks: Sequence[Chunk], run: slice | None) 
     if column.form == "fixed":
         return run is None
     return column.form == "cells" and all(cast("CellsPart", chunk.parts[i]).view is not None for chunk in chunks)
+
+
+def _stack(
+    rows: Rows, columns: Sequence[tuple[int, Column]], pool: BlockPool, arena: Arena | None
+) -> dict[int, NDArray[Any]]:
+    """Copy the rows of stacked columns into one block. A loop over maybe 1,000 columns: every call counts."""
+    num_rows, chunks = rows.num_rows, rows.chunks
+    if not columns:
+        return {}
+    cutter = Cutter(pool.lease(sum(aligned(column.item_bytes * num_rows) for _, column in columns)))
+    cut = cutter.cut
+    out = {i: cut((num_rows, *column.shape), column.dtype, column.item_bytes * num_rows) for i, column in columns}
+    left = out
+    index = rows.arena_index(arena) if arena is not None else None
+    if arena is not None and index is not None:
+        arena.take(index, out)
+        left = {i: array for i, array in out.items() if i not in arena.columns}
+    for i, array in left.items():
+        rows.fixed([chunk.parts[i].stacked for chunk in chunks], array)  # type: ignore[union-attr]
+    return out
 
 
 def _valid(rows: Rows, parts: Sequence[Part]) -> NDArray[np.bool_] | None:

@@ -81,7 +81,7 @@ class Cutter:
         self._block = block
         self._offset = 0
 
-    def cut(self, shape: tuple[int, ...], dtype: np.dtype[Any], num_bytes: int) -> NDArray[Any]:
+    def cut(self, shape: tuple[int, ...], dtype: np.dtype[Any] | None, num_bytes: int) -> NDArray[Any]:
         """Return the next uninitialised array; the block must have been leased large enough."""
         array: NDArray[Any] = np.ndarray(shape, dtype, self._block, self._offset)
         self._offset += aligned(num_bytes)

@@ -23,7 +23,6 @@ import numpy as np
 
 from penstock.codecs import Cells
 from penstock.engine.chunk import CellLost
-from penstock.engine.finish import Finisher, Lost, Place
 from penstock.engine.gather import Gathered
 from penstock.engine.memory import BlockPool
 from penstock.engine.shared import Packer, SharedBlock, unpack
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.finish import Batch
+    from penstock.engine.finish import Batch, Finisher, Lost, Place
 
 _GROW = 1.25
 """A block that was too small is replaced by one this much larger than needed."""

@@ -16,10 +16,10 @@ from penstock.codecs import Cells
 from penstock.engine.chunk import CellLost, Chunk, LostChunk, make_chunk
 from penstock.engine.finish import Lost, Place
 from penstock.engine.gather import Gathered, Picks, Runs, gather
-from penstock.errors import BadFile, DecodeError, PenstockError, TransformError
+from penstock.errors import BadFile, DecodeError, TransformError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -100,6 +100,11 @@ class Built:
     skipped: tuple[Skipped, ...]
 
 
+Chunks = dict[int, Chunk | LostChunk]
+Results = list[Built | Exception]
+"""The batches of a span, in order; an error stands for the first one that could not be built, and ends the list."""
+
+
 def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
     """Ask the plan where the rows of a span lie, and at which global positions if anybody wants to know."""
     plan = span.work.plan
@@ -165,7 +170,8 @@ class Builder:
         try:
             table = self.source.read_chunk(chunk, [column.name for column in self.columns])
             rows = self.selection.rows_of(chunk)
-            made = make_chunk(chunk, table if rows is None else take_table_rows(table, rows), self.columns)
+            table = table if rows is None else take_table_rows(table, rows)
+            made = make_chunk(chunk, table, self.columns, skip=self.finisher.skip)
             if self.arena is not None:
                 made = replace(made, slot=self.arena.put(made.parts))
         except CellLost as error:
@@ -175,16 +181,16 @@ class Builder:
         self.stats.read(time.perf_counter() - began, made.num_bytes)
         return made
 
-    def build(self, span: Span, chunks: dict[int, Chunk | LostChunk], *, views: bool, finish: Any) -> list[Built]:
+    def build(self, span: Span, chunks: Chunks, *, views: bool, finish: Any) -> Results:
         """Gather a span and finish its batches; `finish` is the finisher, or its stand-in in another process."""
         began = time.perf_counter()
-        lost = {index: chunk for index, chunk in chunks.items() if isinstance(chunk, LostChunk)}
-        if lost:
-            return self._build_around(span, chunks, lost, finish)
+        if any(chunk.damaged for chunk in chunks.values()):
+            chunk, row = span_rows(span)
+            return _each(span, lambda step: self._batch_around(span, step, (chunks, chunk, row), finish))
         rows = _rows(span, cast("dict[int, Chunk]", chunks), views=views)
         columns = self._gather(span, rows)
         self.stats.gathered(time.perf_counter() - began)
-        return [self._batch(span, columns, step, finish) for step in range(span.first_step, span.end_step)]
+        return _each(span, lambda step: self._batch(span, columns, step, finish))
 
     def _gather(self, span: Span, rows: Runs | Picks) -> list[Gathered]:
         try:
@@ -209,13 +215,6 @@ class Builder:
             raise self.decode_error(span, part.item(error.row), error) from error.__cause__
         except TransformError as error:
             raise TransformError(f"{error}; in {self._where(part)}") from error.__cause__
-        except PenstockError:
-            raise
-        except Exception as error:
-            if self.finisher.transform is None:
-                raise
-            what = f"the transform raised {type(error).__name__}: {error}"
-            raise TransformError(f"{what}; in {self._where(part)}") from error
         skipped = part.skipped + tuple(self._skipped(span, part.item(one.row), one) for one in lost)
         if self.pad:
             valid = cast("NDArray[np.int64]", positions) < span.work.plan.total_rows
@@ -223,38 +222,32 @@ class Builder:
         self.stats.finished(time.perf_counter() - began)
         return Built(span.work, part.step + 1, batch, part.num_rows - len(lost), skipped)
 
-    def _build_around(
-        self, span: Span, chunks: dict[int, Chunk | LostChunk], lost: dict[int, LostChunk], finish: Any
-    ) -> list[Built]:
-        """Build a span some of whose chunks could not be read: an error, or batches without those rows."""
-        if not self.finisher.skip:
-            raise self._read_error(lost)
-        chunk, row = span_rows(span)
-        built = []
-        for step in range(span.first_step, span.end_step):
-            lo, hi = step * self.batch_size - span.lo, min((step + 1) * self.batch_size, span.hi) - span.lo
-            items = np.arange(lo, hi)
-            bad = np.isin(chunk[lo:hi], list(lost))
-            gone = tuple(self._lost_row(lost[int(chunk[i])], int(chunk[i]), int(row[i])) for i in items[bad])
-            items = items[~bad]
-            rows = _picks(chunk[items], row[items], cast("dict[int, Chunk]", chunks))
-            columns = self._gather(span, rows)
-            built.append(self._finish(_Part(span, step, items, len(items), gone), columns, finish))
-        return built
+    def _batch_around(
+        self, span: Span, step: int, place: tuple[Chunks, NDArray[np.int64], NDArray[np.int64]], finish: Any
+    ) -> Built:
+        """Build a batch some of whose rows may be lost: an error, or the batch without them."""
+        chunks, chunk, row = place
+        lo, hi = step * self.batch_size - span.lo, min((step + 1) * self.batch_size, span.hi) - span.lo
+        bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
+        if bad.any() and not self.finisher.skip:
+            raise self._read_error(chunks, int(chunk[lo:hi][bad][0]))
+        items = np.arange(lo, hi)
+        gone = tuple(self._lost_row(chunks[int(chunk[i])], int(row[i])) for i in items[bad])
+        items = items[~bad]
+        columns = self._gather(span, _picks(chunk[items], row[items], cast("dict[int, Chunk]", chunks)))
+        return self._finish(_Part(span, step, items, len(items), gone), columns, finish)
 
-    def _lost_row(self, lost: LostChunk, chunk: int, row: int) -> Skipped:
-        column = getattr(lost.error, "column", None) or ""
-        return Skipped(
-            self.source.path_of(chunk),
-            int(self.source.chunk_group[chunk]),
-            self._file_row(chunk, row),
-            column,
-            str(lost.error),
-        )
+    def _lost_row(self, chunk: Chunk | LostChunk, row: int) -> Skipped:
+        if isinstance(chunk, LostChunk):
+            column, reason = getattr(chunk.error, "column", None) or "", str(chunk.error)
+        else:
+            column, reason = chunk.damaged[row]
+        index = chunk.index
+        group = int(self.source.chunk_group[index])
+        return Skipped(self.source.path_of(index), group, self._file_row(index, row), column, reason)
 
-    def _read_error(self, lost: dict[int, LostChunk]) -> Exception:
-        chunk = min(lost)
-        error = lost[chunk].error
+    def _read_error(self, chunks: Chunks, chunk: int) -> Exception:
+        error = cast("LostChunk", chunks[chunk]).error
         if isinstance(error, (BadFile, DecodeError)):
             return error
         where = f"{self.source.path_of(chunk)}, row group {self.source.chunk_group[chunk]}"
@@ -319,6 +312,27 @@ def take_table_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
 
     index = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
     return table.take(index).combine_chunks()
+
+
+def _each(span: Span, make: Callable[[int], Built]) -> Results:
+    """Make the batches of a span one after another, up to the first that cannot be made."""
+    made: list[Built] = []
+    for step in range(span.first_step, span.end_step):
+        try:
+            made.append(make(step))
+        except Exception as error:  # noqa: BLE001 -- the consumer meets it in its place
+            return [*made, error]  # not append: the error's traceback holds this frame and its list
+    return [*made]
+
+
+def _is_lost(chunks: Chunks, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which rows cannot be had: those of lost chunks, and damaged ones of the others."""
+    bad = np.zeros(len(row), np.bool_)
+    for index, one in chunks.items():
+        if one.damaged:
+            here = chunk == index
+            bad |= here if isinstance(one, LostChunk) else here & np.isin(row, list(one.damaged))
+    return bad
 
 
 def _rows(span: Span, chunks: dict[int, Chunk], *, views: bool) -> Runs | Picks:

@@ -6,7 +6,7 @@ so any number of threads may gather from it. Rows are the selected rows only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from penstock.codecs.arrow import cells_view, fixed_view, takeable
 from penstock.codecs.base import CellError, view_column
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -113,6 +113,8 @@ class Chunk:
     """Numbers of the columns that have nulls."""
     slot: int = -1
     """Where its narrow columns lie in the arena; -1: not there."""
+    damaged: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """Rows that are to be skipped, with the column and the reason; null in that column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +125,16 @@ class LostChunk:
     error: Exception
     num_bytes: int = 0
 
+    @property
+    def damaged(self) -> bool:
+        """Always True: all of its rows are lost."""
+        return True
 
-def make_chunk(index: int, table: pa.Table, columns: Sequence[Column]) -> Chunk:
+
+def make_chunk(index: int, table: pa.Table, columns: Sequence[Column], *, skip: bool) -> Chunk:
     """Prepare a table, whose columns stand in the order of `columns`; costs microseconds a column, copies only bits.
 
-    A value that does not fit its column is a CellLost.
+    A value that does not fit its column is a CellLost, or with `skip` its row is noted as damaged.
     """
     parts: list[Part] = []
     column = None
@@ -136,9 +143,51 @@ def make_chunk(index: int, table: pa.Table, columns: Sequence[Column]) -> Chunk:
             array = chunked.chunk(0) if chunked.num_chunks == 1 else _one_array(chunked)
             parts.append(_part(array, column))
     except CellError as error:
+        if skip:
+            return _make_damaged(index, table, columns)
         raise CellLost(error.index, cast("Column", column).name, str(error.__cause__ or error)) from error
     nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
     return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls)
+
+
+def _make_damaged(index: int, table: pa.Table, columns: Sequence[Column]) -> Chunk:
+    """Prepare a table some of whose values do not fit: their rows are noted, the others are as they should be."""
+    parts: list[Part] = []
+    damaged: dict[int, tuple[str, str]] = {}
+    for chunked, column in zip(table.itercolumns(), columns, strict=True):
+        array = _one_array(chunked)
+        bad = _bad_rows(array, column)
+        for row, reason in bad.items():
+            damaged.setdefault(row, (column.name, reason))
+        parts.append(_part(_nulled(array, list(bad)) if bad else array, column))
+    nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
+    return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls, damaged=damaged)
+
+
+def _bad_rows(array: pa.Array, column: Column) -> dict[int, str]:
+    """Return the rows whose value does not fit, each with the reason."""
+    if _misfit(array, column) is None:
+        return {}
+    reasons = {row: _misfit(array.slice(row, 1), column) for row in range(len(array))}
+    return {row: reason for row, reason in reasons.items() if reason is not None}
+
+
+def _misfit(array: pa.Array, column: Column) -> str | None:
+    try:
+        _part(array, column)
+    except CellError as error:
+        return str(error.__cause__ or error)
+    return None
+
+
+def _nulled(array: pa.Array, rows: list[int]) -> pa.Array:
+    """Return the array with these rows null."""
+    import pyarrow as pa
+
+    valid = np.ones(len(array), np.bool_)
+    valid[rows] = False
+    buffers = [pa.py_buffer(np.packbits(valid, bitorder="little")), pa.py_buffer(np.arange(len(array)))]
+    return array.take(pa.Array.from_buffers(pa.int64(), len(array), buffers, len(rows)))
 
 
 def _one_array(chunked: pa.ChunkedArray) -> pa.Array:

@@ -154,7 +154,10 @@ class Finisher:
         if "positions" in self.wants:
             positions = cast("NDArray[np.int64]", place.positions)
             extra["positions"] = positions.copy() if keep is None else positions[keep]
-        result = cast("Callable[..., Any]", self.transform)(batch, **extra)
+        try:
+            result = cast("Callable[..., Any]", self.transform)(batch, **extra)
+        except Exception as error:
+            raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
         return checked(result, place.num_rows if keep is None else int(keep.sum()))
 
 

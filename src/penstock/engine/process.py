@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.engine.chunk import CellLost
 from penstock.engine.gather import Gathered
 from penstock.engine.memory import BlockPool
 from penstock.engine.shared import Packer, SharedBlock, unpack
@@ -312,7 +311,7 @@ def _unpack_gathered(memory: NDArray[np.uint8], form: tuple[Any, ...]) -> Gather
 
 def _pack_value(packer: Packer, values: Any) -> tuple[Any, ...]:
     if isinstance(values, np.ma.MaskedArray) and not values.dtype.hasobject:
-        return ("masked", packer.add(values.data), packer.add(np.ma.getmaskarray(values)))
+        return ("masked", packer.add(values.data), packer.add(np.ma.getmaskarray(values)), values.fill_value)
     if type(values) is np.ndarray and not values.dtype.hasobject:
         return ("array", packer.add(values))
     return ("object", packer.add(_pickled(values)))
@@ -323,7 +322,8 @@ def _unpack_value(memory: NDArray[np.uint8], form: tuple[Any, ...]) -> Any:
     if kind == "array":
         return unpack(memory, where[0])
     if kind == "masked":
-        return np.ma.MaskedArray(unpack(memory, where[0]), unpack(memory, where[1]))
+        values, mask, fill_value = where
+        return np.ma.MaskedArray(unpack(memory, values), unpack(memory, mask), fill_value=fill_value)
     return pickle.loads(unpack(memory, where[0]).data)
 
 
@@ -331,22 +331,26 @@ def _pickled(value: Any) -> NDArray[np.uint8]:
     return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
 
 
-def _freeze(error: BaseException) -> tuple[bytes | None, str, str]:
-    """Prepare an exception for the pipe: itself if it can travel, and always its text."""
+def _freeze(error: BaseException) -> tuple[Any, ...]:
+    """Prepare an exception for the pipe: itself if it can travel, and always its text; then its cause."""
     text = "".join(traceback.format_exception(error))
+    cause = None if error.__cause__ is None else _freeze(error.__cause__)
+    frozen: bytes | None = None
     try:
         frozen = pickle.dumps(error)
         pickle.loads(frozen)
     except Exception:  # noqa: BLE001 -- a user's exception may do anything when pickled
-        return None, f"{type(error).__name__}: {error}", text
-    return frozen, str(error), text
+        frozen = None
+    return frozen, f"{type(error).__name__}: {error}", text, cause
 
 
-def _revive(frozen: bytes | None, message: str, text: str) -> BaseException:
-    error = RuntimeError(message)
+def _revive(frozen: bytes | None, message: str, text: str, cause: tuple[Any, ...] | None) -> BaseException:
+    error: BaseException = RuntimeError(message)
     if frozen is not None:
         with contextlib.suppress(Exception):
             error = pickle.loads(frozen)
-    if not isinstance(error, CellLost):
+    if cause is not None:
+        error.__cause__ = _revive(*cause)
+    else:
         error.add_note(f"in a process of the pool:\n{text}")
     return error

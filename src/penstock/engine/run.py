@@ -32,7 +32,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.engine.build import Built, Span, index_span
+from penstock.engine.build import Built, Results, Span, index_span
 from penstock.engine.chunk import Chunk
 from penstock.engine.window import EpochWork
 from penstock.errors import LoaderClosed
@@ -99,10 +99,10 @@ class Run:
         """Cut and not yet being built, in order."""
         self._open: dict[int, int] = {}
         """Span number -> first tick, of spans not yet gathered."""
-        self._built: dict[int, list[Built] | BaseException] = {}
+        self._built: dict[int, Results | BaseException] = {}
         self._next_number = 0
         self._deliver = 0
-        self._ready: deque[Built] = deque()
+        self._ready: deque[Built | Exception] = deque()
         self._cut_work = 0
         self._cut_step = 0
         self._returned: deque[int] = deque()
@@ -123,9 +123,17 @@ class Run:
                 self.stop()
                 return None
             self._ready.extend(found)
-        return self._ready.popleft()
+            del found
+        one = self._ready.popleft()
+        if isinstance(one, Built):
+            return one
+        self.stop()
+        try:
+            raise one
+        finally:
+            del one  # see `_wait`
 
-    def _wait(self) -> list[Built] | None:
+    def _wait(self) -> Results | None:
         if not self._threads and self._limits.workers and not self._stopped:
             self._start()
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
@@ -147,7 +155,10 @@ class Run:
             self._deliver += 1
             self._cond.notify_all()
         if isinstance(found, BaseException):
-            raise found
+            try:
+                raise found
+            finally:
+                del found  # its traceback holds this frame: a cycle would keep chunks and pipes until a collection
         return found
 
     def _one_more_or_wait(self) -> None:
@@ -261,7 +272,10 @@ class Run:
                 return None
             chunks[index] = loaded
         self._spans.popleft()
-        return lambda worker: self._do_build(span, chunks, worker)
+        for index in chunks:
+            self._window.hold(span.work, index, span.work.base + span.hi)
+        views = self._limits.views and self._lends(span.work)
+        return lambda worker: self._do_build(span, chunks, worker, views=views)
 
     def _pick_index(self) -> Callable[[int], None] | None:
         if self._indexing or len(self._spans) >= _INDEXED_AHEAD:
@@ -356,11 +370,11 @@ class Run:
             if error is not None and span in self._spans:
                 self._spans.remove(span)
                 self._note(span, error)
+            del error
             self._cond.notify_all()
 
-    def _do_build(self, span: Span, chunks: dict[int, Chunk | LostChunk], worker: int) -> None:
-        views = self._limits.views and self._lends(span.work)
-        result: list[Built] | BaseException
+    def _do_build(self, span: Span, chunks: dict[int, Chunk | LostChunk], worker: int, *, views: bool) -> None:
+        result: Results | BaseException
         try:
             result = self._builder.build(span, chunks, views=views, finish=self._finishers[worker])
         except BaseException as caught:  # noqa: BLE001 -- handed to the consumer, who meets it in order
@@ -369,9 +383,10 @@ class Run:
             self._running -= 1
             if not self._stopped:
                 self._note(span, result)
+            del result  # an exception's traceback holds this frame, see `_wait`
             self._cond.notify_all()
 
-    def _note(self, span: Span, result: list[Built] | BaseException) -> None:
+    def _note(self, span: Span, result: Results | BaseException) -> None:
         self._built[span.number] = result
         self._open.pop(span.number, None)
         tick = self._tick
@@ -384,8 +399,10 @@ class Run:
             self._cut_work -= 1
 
     def _lends(self, work: EpochWork) -> bool:
-        """Whether views may go out in this epoch: nothing of it may be needed again."""
-        return not self._window.share or (self._ended and work is self._window.works[-1])
+        """Whether views may go out in this epoch: nobody may need its chunks again, or be gathering from them still."""
+        if not self._window.share:
+            return True
+        return self._ended and work is self._window.works[-1] and self._tick >= work.base
 
     def _lend(self, chunk: Chunk) -> None:
         """Count a chunk whose views may have gone out until the last of them is gone."""
@@ -418,6 +435,7 @@ class Run:
             if error is not None:
                 self._built[self._next_number] = error
                 self._next_number += 1
+            del error
             self._cond.notify_all()
 
 

@@ -54,6 +54,7 @@ def _read(builder: Builder, chunk: int, rows: NDArray[np.int64]) -> Chunk:
     table = builder.source.read_chunk(chunk, [column.name for column in builder.columns])
     selected = builder.selection.rows_of(chunk)
     try:
-        return make_chunk(chunk, take_table_rows(table, rows if selected is None else selected[rows]), builder.columns)
+        wanted = take_table_rows(table, rows if selected is None else selected[rows])
+        return make_chunk(chunk, wanted, builder.columns, skip=False)
     except CellLost as error:
         raise builder.located(chunk, int(rows[error.row]), error) from error

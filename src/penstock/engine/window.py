@@ -121,6 +121,11 @@ class Window:
         resident = self.residents.get(self.key(work, chunk))
         return resident.loaded if resident else None
 
+    def hold(self, work: EpochWork, chunk: int, until: int) -> None:
+        """Keep a loaded chunk up to tick `until`, because a span is gathered from it, whoever has read it."""
+        resident = self.residents[self.key(work, chunk)]
+        resident.until = max(resident.until, until)
+
     def read_needed(self, work: EpochWork, chunk: int, *, force: bool, tick: int) -> Read | None:
         """Take up the visits to a chunk that the next items need; return the read to do, if room for it is found."""
         key = self.key(work, chunk)

@@ -24,7 +24,7 @@ from penstock.engine.process import ProcessFinisher, ThreadFinisher, payload_of,
 from penstock.engine.run import Limits, Run, finalize, now
 from penstock.engine.stats import Stats
 from penstock.engine.window import Window
-from penstock.errors import BudgetError, LoaderClosed, PenstockWarning, PlanError
+from penstock.errors import BudgetError, DecodeError, LoaderClosed, PenstockWarning, PlanError
 from penstock.options import READ_COST, SPAN_BYTES
 from penstock.plan import Cursor, Order, Share, State, check, plan_epoch, steps_left
 
@@ -74,7 +74,7 @@ class Loader:
         )
         self._payload = payload_of(self._finisher) if options.pool == "process" else b""
         self._stats = Stats()
-        self._skipped: list[Skipped] = []
+        self._skipped: dict[tuple[str, int, int], Skipped] = {}
         self._closed = False
         self._active: weakref.ref[_Pass] | None = None
         """Weak: an iterator that nobody holds any more (after `break`) ends at once, and its threads with it."""
@@ -173,8 +173,8 @@ class Loader:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """The rows left out so far under on_error="skip", in the order of delivery."""
-        return list(self._skipped)
+        """The rows left out so far under on_error="skip", each once, in the order of delivery."""
+        return list(self._skipped.values())
 
     @property
     def plan(self) -> Plan:
@@ -278,9 +278,9 @@ class Loader:
         facts, options, needs = self._facts, self._options, self._needs
         first = self._first_plan()
         workers = 0 if options.pool == "serial" else self._workers
-        span_batches = self._span_batches(needs.batch_bytes)
-        span_bytes = span_batches * needs.batch_bytes
         free = self._memory_bytes - needs.window_bytes - needs.read_bytes
+        span_batches = min(self._span_batches(needs.batch_bytes), max(1, free // 2 // max(1, needs.batch_bytes)))
+        span_bytes = span_batches * needs.batch_bytes
         ahead = max(1, min(workers + 2, free // 2 // max(1, span_bytes)))
         budget = self._memory_bytes - (ahead + 1) * span_bytes
         window = self._make_window(first, budget)
@@ -327,10 +327,14 @@ class Loader:
         self._delivered = True
         self._progress = built.work.plan, built.steps
         self._stats.delivered(built.num_rows, waited_s)
-        self._skipped.extend(built.skipped)
+
+    def _note_skipped(self, skipped: tuple[Skipped, ...]) -> None:
+        """List what a batch about to be delivered lacks; more than the limit is an error, and it is not delivered."""
+        for one in skipped:
+            self._skipped.setdefault((one.path, one.row_group, one.row), one)
         limit = self._options.skip_limit
         if limit is not None and len(self._skipped) > limit:
-            raise _too_many(self._skipped, limit)
+            raise _too_many(self.skipped, limit)
 
     def _ended(self) -> None:
         """Move to the beginning of the next pass."""
@@ -375,6 +379,12 @@ class _Pass:
         if built is None:
             loader._ended()
             raise StopIteration
+        if built.skipped:
+            try:
+                loader._note_skipped(built.skipped)
+            except DecodeError:
+                self.stop()
+                raise
         loader._note(built, now() - began)
         return built.batch
 
@@ -392,8 +402,6 @@ class _Pass:
 
 
 def _too_many(skipped: list[Skipped], limit: int) -> Exception:
-    from penstock.errors import DecodeError
-
     last = skipped[-1]
     return DecodeError(
         f"{len(skipped)} rows skipped, more than skip_limit={limit}; the last one in {last.path}, "

@@ -247,7 +247,7 @@ class Run:
             self._pick_build() or self._pick_index() or self._pick_needed() or self._pick_plan() or self._pick_ahead()
         )
         if task is None and self._waiting and not self._running:
-            task = self._pick_forced()
+            task = self._pick_needed(force=True)
         if task is not None:
             self._running += 1
         return task
@@ -286,21 +286,14 @@ class Run:
         self._indexing = True
         return lambda _: self._do_index(span)
 
-    def _pick_needed(self) -> Callable[[int], None] | None:
+    def _pick_needed(self, *, force: bool = False) -> Callable[[int], None] | None:
         for span in self._spans:
             if span.chunks is None:
                 return None
+            end = span.work.base + span.hi
             for index in span.chunks.tolist():
                 if self._window.key(span.work, index) not in self._window.residents:
-                    read = self._window.read_needed(span.work, index, force=False, tick=self._tick)
-                    return None if read is None else self._reading(read)
-        return None
-
-    def _pick_forced(self) -> Callable[[int], None] | None:
-        for span in self._spans:
-            for index in [] if span.chunks is None else span.chunks.tolist():
-                if self._window.key(span.work, index) not in self._window.residents:
-                    read = self._window.read_needed(span.work, index, force=True, tick=self._tick)
+                    read = self._window.read_needed(span.work, index, end=end, force=force, tick=self._tick)
                     return None if read is None else self._reading(read)
         return None
 

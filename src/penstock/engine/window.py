@@ -126,19 +126,19 @@ class Window:
         resident = self.residents[self.key(work, chunk)]
         resident.until = max(resident.until, until)
 
-    def read_needed(self, work: EpochWork, chunk: int, *, force: bool, tick: int) -> Read | None:
-        """Take up the visits to a chunk that the next items need; return the read to do, if room for it is found."""
-        key = self.key(work, chunk)
+    def read_needed(self, work: EpochWork, chunk: int, *, end: int, force: bool, tick: int) -> Read | None:
+        """Take up the visits to a chunk that items before tick `end` need; return the read, if room for it is found.
+
+        Later visits are left for later: a chunk at the border of two lanes is needed at both ends of the epoch, and
+        must not stay in memory all the time between.
+        """
         visits = work.visits_of(chunk)
-        until = int(work.last[visits].max())
-        if key in self.residents:
-            self._take_up(work, visits, key, until)
+        visits = visits[(work.first[visits] < end) & (work.last[visits] > tick)]
+        first, until = int(work.first[visits].min()), int(work.last[visits].max())
+        if not self._room_for(chunk, first, tick=tick, force=force):
             return None
-        first = int(work.first[visits].min())
-        if not self._room_for(chunk, first, tick=tick) and not force:
-            return None
-        self._take_up(work, visits, key, until)
-        return self._begin(key, chunk, until)
+        work.taken[visits] = True
+        return self._begin(self.key(work, chunk), chunk, until)
 
     def read_ahead(self, *, tick: int) -> Read | None:
         """Return the next read in order of first use, as far as prefetch and memory allow."""
@@ -166,12 +166,7 @@ class Window:
             self._ahead_now -= self._ahead.popleft()[1]
         if first > tick and self._ahead_now + int(self.chunk_bytes[chunk]) > self.ahead_bytes:
             return False
-        return self._room_for(chunk, first, tick=tick)
-
-    def _take_up(self, work: EpochWork, visits: NDArray[np.intp], key: Key, until: int) -> None:
-        work.taken[visits] = True
-        if key in self.residents:
-            self._extend(self.residents[key], until)
+        return self._room_for(chunk, first, tick=tick, force=False)
 
     @staticmethod
     def _extend(resident: Resident, until: int) -> None:
@@ -194,8 +189,11 @@ class Window:
         resident.num_bytes = loaded.num_bytes
         resident.loaded = loaded
 
-    def _room_for(self, chunk: int, first: int, *, tick: int) -> bool:
-        """Find room for one more read that is first needed at tick `first`, by letting go of what is needed later."""
+    def _room_for(self, chunk: int, first: int, *, tick: int, force: bool) -> bool:
+        """Find room for one more read that is first needed at tick `first`, by letting go of what is needed later.
+
+        Lets nothing go in vain: only where that gives room enough, or where the read is done in any case (`force`).
+        """
         need = int(self.chunk_bytes[chunk] + self.read_bytes[chunk])
         short = self.held_bytes + self.flight_bytes + self.lent_bytes + need - self.budget_bytes
         if short <= 0:
@@ -203,13 +201,17 @@ class Window:
         idle = [
             (self._next_use(key, r, tick), key) for key, r in self.residents.items() if r.until <= tick and r.loaded
         ]
+        leaving = []
         for use, key in sorted(idle, reverse=True):
-            if use <= first:
-                return False
-            short -= self.drop(key)
-            if short <= 0:
-                return True
-        return False
+            if use <= first or short <= 0:
+                break
+            leaving.append(key)
+            short -= self.residents[key].num_bytes
+        if short > 0 and not force:
+            return False
+        for key in leaving:
+            self.drop(key)
+        return True
 
     def _next_use(self, key: Key, resident: Resident, tick: int) -> int:
         if resident.next_use is None or resident.next_use < tick:

@@ -34,6 +34,11 @@ class CellLost(Exception):
         self.reason = reason
 
 
+def reason_of(error: CellError, column: str) -> str:
+    """Return what is wrong with a cell, without the name of its column, which whoever tells it says already."""
+    return str(error).removeprefix(f"cannot decode a cell of field {column!r}: ")
+
+
 @dataclass(frozen=True, slots=True)
 class Damaged:
     """Stands for a value that could not be made, where its row is to be skipped."""
@@ -145,7 +150,8 @@ def make_chunk(index: int, table: pa.Table, columns: Sequence[Column], *, skip: 
     except CellError as error:
         if skip:
             return _make_damaged(index, table, columns)
-        raise CellLost(error.index, cast("Column", column).name, str(error.__cause__ or error)) from error
+        name = cast("Column", column).name
+        raise CellLost(error.index, name, reason_of(error, name)) from error
     nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
     return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls)
 
@@ -176,7 +182,7 @@ def _misfit(array: pa.Array, column: Column) -> str | None:
     try:
         _part(array, column)
     except CellError as error:
-        return str(error.__cause__ or error)
+        return reason_of(error, column.name)
     return None
 
 

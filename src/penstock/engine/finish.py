@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.codecs.arrow import mask
 from penstock.codecs.base import CellError, decode_column, decode_list
-from penstock.engine.chunk import CellLost, Damaged
+from penstock.engine.chunk import CellLost, Damaged, reason_of
 from penstock.engine.memory import Cutter, aligned
 from penstock.errors import TransformError
 
@@ -114,7 +114,7 @@ class Finisher:
             decode_column(column.codec, column.field, cells, out)
         except CellError as error:
             if not self.skip:
-                raise CellLost(error.index, column.name, str(error.__cause__ or error)) from error
+                raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
             self._cell_by_cell(column, cells, out, lost)
         return mask(out, cells.valid)
 
@@ -122,7 +122,7 @@ class Finisher:
         """Decode each cell for itself to find every one that cannot be decoded."""
         for row in range(len(cells)):
             one, there = cells.take(np.array([row])), out[row : row + 1]
-            reason = _try(partial(decode_column, column.codec, column.field, one, there))
+            reason = _try(partial(decode_column, column.codec, column.field, one, there), column.name)
             if reason:
                 lost.setdefault(row, Lost(row, column.name, reason))
 
@@ -131,7 +131,7 @@ class Finisher:
             return decode_list(column.codec, column.field, cells)
         except CellError as error:
             if not self.skip:
-                raise CellLost(error.index, column.name, str(error.__cause__ or error)) from error
+                raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
         values: list[Any] = [None] * len(cells)
         for row in range(len(cells)):
             one = cells.take(np.array([row]))
@@ -139,7 +139,7 @@ class Finisher:
             def decode(one: Cells = one, row: int = row) -> None:
                 values[row] = decode_list(column.codec, column.field, one)[0]
 
-            if reason := _try(decode):
+            if reason := _try(decode, column.name):
                 lost.setdefault(row, Lost(row, column.name, reason))
         return values
 
@@ -209,12 +209,12 @@ def _fill(dtype: np.dtype[Any]) -> Any:
     return np.nan if dtype.kind in "fc" else np.array("NaT", dtype) if dtype.kind in "mM" else 0
 
 
-def _try(decode: Callable[[], None]) -> str | None:
+def _try(decode: Callable[[], None], column: str) -> str | None:
     """Run a decode of one cell; return why it failed, or None."""
     try:
         decode()
     except CellError as error:
-        return str(error.__cause__ or error)
+        return reason_of(error, column)
     return None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.codecs import Cells
 from penstock.codecs.arrow import Objects, objects
 from penstock.codecs.base import CellError
-from penstock.engine.chunk import CellLost, CellsPart, Damaged, ObjectsPart
+from penstock.engine.chunk import CellLost, CellsPart, Damaged, ObjectsPart, reason_of
 from penstock.engine.memory import Cutter, aligned
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _values(
     except CellError as error:
         if not skip:
             row = where.start + error.index if isinstance(where, slice) else int(where[error.index])
-            raise CellLost(row, column.name, str(error.__cause__ or error)) from error
+            raise CellLost(row, column.name, reason_of(error, column.name)) from error
     return [_value_or_damaged(array.slice(row, 1), kind) for row in range(len(array))]
 
 
@@ -293,7 +293,7 @@ def _value_or_damaged(array: pa.Array, kind: Objects) -> Any:
     try:
         return objects(array, kind)[0]
     except CellError as error:
-        return Damaged(str(error.__cause__ or error))
+        return Damaged(str(error))
 
 
 def _as_objects(values: list[Any]) -> NDArray[np.object_]:

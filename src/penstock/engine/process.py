@@ -78,7 +78,9 @@ class ProcessFinisher:
         self._process = self._context.Process(
             target=_serve, args=(theirs, self._payload, keep), name="penstock-worker", daemon=True
         )
-        with _ctrl_c_later():  # a process that is still importing would print a traceback at Ctrl-C
+        with _ctrl_c_later(
+            self._context.get_start_method()
+        ):  # a process that is still importing would print a traceback at Ctrl-C
             self._process.start()
         theirs.close()
         # multiprocessing's own exit function would end our process from a forked child of the user's as well; ours ends
@@ -214,11 +216,15 @@ def _set_signals() -> None:
 
 
 @contextlib.contextmanager
-def _ctrl_c_later() -> Iterator[None]:
+def _ctrl_c_later(method: str) -> Iterator[None]:
     """Hold Ctrl-C back, here and in processes started here, which let it through once they are ready for it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    if method != "fork":
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # would be started on the way, and lets Ctrl-C through when it has been
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

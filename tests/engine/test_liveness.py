@@ -1,0 +1,268 @@
+"""No hang and nothing left, however a loader ends: each moment is lived through by a program of its own (`live`).
+
+After it no process of its session runs, its folder for temporary files is empty and /dev/shm is as before. The limit is
+half a second after the longest running call; tests guard at ten times that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import penstock
+from penstock.errors import BudgetError, LoaderClosed
+from penstock.testing import make_parquet
+from tests.depth import depth
+from tests.engine.live import SLOW_S
+from tests.engine.make import ids, tightest
+
+ROOT = Path(__file__).parents[2]
+EXIT_S = 0.5
+LIMIT_S = 60.0 + 3 * depth(0, 20)
+POOLS = ["thread", "process"]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """400 rows in 20 row groups."""
+    return make_parquet(tmp_path_factory.mktemp("data"), [[20] * 10, [20] * 10])
+
+
+class Program:
+    """A running `tests.engine.live`, in a session of its own."""
+
+    def __init__(self, folder, *args):
+        self.folder = folder
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        self.shared = _shared_memory()
+        self.process = subprocess.Popen(
+            [sys.executable, "-X", "dev", "-W", "ignore", "-m", "tests.engine.live", *map(str, args)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)},
+        )  # fmt: skip
+
+    def line(self, word):
+        """The next line of its output, which must begin with that word."""
+        line = self.process.stdout.readline()
+        assert line.startswith(word), (line, self.process.communicate(timeout=LIMIT_S)[1])
+        return line.split()[1:]
+
+    def end(self, code=0):
+        """Wait for its end, check the exit code and that nothing is left; return when it ended and its errors."""
+        with self.process:
+            try:
+                _, errors = self.process.communicate(timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self.process.send_signal(signal.SIGABRT)  # faulthandler prints where every thread is
+                time.sleep(1)
+                os.killpg(self.process.pid, signal.SIGKILL)
+                pytest.fail(f"still running after {LIMIT_S:.0f} s\n{self.process.communicate()[1]}")
+        ended = time.time()
+        assert self.process.returncode == code, errors
+        _until_gone(lambda: _session(self.process.pid), 2.0)
+        assert _shared_memory() <= self.shared
+        assert not list(self.folder.iterdir())
+        return ended, errors
+
+
+def _session(leader):
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+def _shared_memory():
+    with contextlib.suppress(FileNotFoundError):
+        return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "penstock", "sem.mp"))}
+    return set()
+
+
+def _until_gone(what, limit_s):
+    deadline = time.monotonic() + limit_s
+    while (left := what()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+
+
+# -- moments after which the program goes on --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("moment", ["early_break", "consumer_error", "transform_error", "close_while_waiting"])
+def test_the_program_goes_on_with_nothing_left(data, tmp_path, moment, pool):
+    Program(tmp_path, moment, data, pool, depth(2, 20)).end()
+
+
+def test_a_killed_process_is_a_clear_error(data, tmp_path):
+    Program(tmp_path, "killed_worker", data, "process", depth(2, 20)).end()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_fork_in_mid_epoch_ends_the_child_and_not_the_parent(data, tmp_path, pool):
+    Program(tmp_path, "fork_with_loader", data, pool, depth(2, 20)).end()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_start_as_the_user_has_set(data, tmp_path, method):
+    for _ in range(depth(1, 20)):
+        Program(tmp_path, "started_by", data, "process", method).end()
+
+
+# -- moments that end the program -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("transform", ["plain", "slow"])
+def test_ctrl_c_ends_the_program(data, tmp_path, pool, transform):
+    moments = random.Random(5)
+    for _ in range(depth(2, 20)):
+        program = Program(tmp_path, "interrupted", data, pool, transform)
+        program.line("READY")
+        time.sleep(moments.choice([0, 0.05, 0.5, 1.0]) * moments.random())
+        began = time.time()
+        os.killpg(program.process.pid, signal.SIGINT)  # as a terminal does: the pool's processes get it as well
+        ended, errors = program.end(code=-signal.SIGINT)
+        assert errors.count("Traceback") == 1, errors
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+        assert ended - began < (SLOW_S if transform == "slow" else 0) + 10 * EXIT_S
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("transform", ["plain", "slow"])
+@pytest.mark.parametrize("how", ["global", "cycle", "generator", "error"])
+def test_exit_without_close(data, tmp_path, how, pool, transform):
+    if transform == "slow" and how not in ("global", "error") and depth(0, 1) == 0:
+        pytest.skip("in the soak only")
+    for _ in range(depth(1, 20)):
+        program = Program(tmp_path, f"exit_{'by' if how == 'error' else 'in'}_{how}", data, pool, transform)
+        left = float(program.line("LEAVE")[0])
+        ended, errors = program.end()
+        assert not errors
+        assert ended - left < SLOW_S + 10 * EXIT_S
+
+
+def test_processes_end_when_their_parent_is_killed(data, tmp_path):
+    for _ in range(depth(2, 20)):
+        program = Program(tmp_path, "wait_for_the_end", data, "process")
+        assert len(program.line("CHILDREN")) == 2
+        program.process.kill()
+        program.end(code=-signal.SIGKILL)
+
+
+# -- in this program --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [False, "groups", True])
+@pytest.mark.parametrize("pool", ["thread", "serial"])
+def test_keeping_every_batch_never_hangs_however_small_the_budget(data, pool, shuffle):
+    ds = penstock.open(data)
+    options = {"batch_size": 3, "shuffle": shuffle, "window_bytes": 500, "epochs": 2, "pool": pool, "workers": 2}
+    for _ in range(depth(5, 50)):
+        with ds.loader(memory_bytes=tightest(ds, **options), **options) as loader:
+            assert sorted(ids(loader)) == sorted([*range(400)] * 2)
+
+
+def test_keeping_every_batch_of_processes(data):
+    ds = penstock.open(data)
+    options = {"batch_size": 3, "shuffle": True, "window_bytes": 500, "pool": "process", "workers": 1}
+    with ds.loader(memory_bytes=tightest(ds, **options), **options) as loader:
+        assert sorted(ids(loader)) == [*range(400)]
+
+
+def test_serial_delivers_every_batch_of_a_single_epoch(data):
+    with penstock.open(data).loader(batch_size=1, pool="serial") as loader:
+        assert ids(loader) == [*range(400)]
+
+
+def test_two_loaders_over_one_dataset(data):
+    ds = penstock.open(data)
+    first, second = (ds.loader(batch_size=7, shuffle=True, seed=seed, workers=2) for seed in (1, 2))
+    seen = [(one["id"].tolist(), two["id"].tolist()) for one, two in zip(first, second, strict=True)]
+    assert sorted(i for one, _ in seen for i in one) == sorted(i for _, two in seen for i in two) == [*range(400)]
+    assert seen[0][0] != seen[0][1]
+
+
+def test_a_loader_may_be_used_in_another_thread_than_it_was_made_in(data):
+    loader = penstock.open(data).loader(batch_size=7, workers=2)
+    batches = iter(loader)
+    first, rest = [next(batches)], []
+    thread = threading.Thread(target=lambda: rest.extend(batches))
+    thread.start()
+    thread.join(60)
+    assert ids(first + rest) == [*range(400)]
+
+
+def test_close_twice_and_use_after_close(data):
+    loader = penstock.open(data).loader(batch_size=7)
+    batches = iter(loader)
+    kept = next(batches)
+    state = loader.state_dict()
+    loader.close()
+    loader.close()
+    assert kept["id"].tolist() == [*range(7)]
+    assert loader.state_dict() == state
+    for use in (lambda: next(batches), lambda: iter(loader), lambda: loader.load_state_dict(state)):
+        with pytest.raises(LoaderClosed):
+            use()
+
+
+def test_a_new_iterator_ends_the_one_before(data):
+    loader = penstock.open(data).loader(batch_size=7, workers=2)
+    old = iter(loader)
+    next(old)
+    assert sum(1 for _ in loader) == len(loader)
+    assert next(old, None) is None
+
+
+def test_close_from_a_transform(data):
+    def closing(batch):
+        loader.close()
+        return batch
+
+    loader = penstock.open(data).loader(batch_size=7, workers=2, transform=closing)
+    with pytest.raises(LoaderClosed):
+        list(loader)
+
+
+def test_a_signal_handler_may_close(data):
+    loader = penstock.open(data).loader(batch_size=1, workers=2, epochs=None)
+    before = signal.signal(signal.SIGALRM, lambda *_: loader.close())
+    try:
+        for number in range(depth(20, 200)):
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + number / 10_000)
+            with pytest.raises(LoaderClosed):
+                for _ in loader:
+                    pass
+            loader = penstock.open(data).loader(batch_size=1, workers=2, epochs=None)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_failing_scheduler_is_an_error_and_no_hang(data, monkeypatch):
+    from penstock.engine.window import Window
+
+    monkeypatch.setattr(Window, "read_needed", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(Window, "read_ahead", lambda *_, **__: None)
+    with pytest.raises(ZeroDivisionError):
+        list(penstock.open(data).loader(batch_size=7, workers=2))
+
+
+def test_too_little_memory_is_an_error_at_once(data):
+    with pytest.raises(BudgetError):
+        penstock.open(data).loader(batch_size=7, memory_bytes=1)

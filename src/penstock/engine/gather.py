@@ -15,6 +15,7 @@ import numpy as np
 from penstock.codecs import Cells
 from penstock.codecs.arrow import Objects, objects
 from penstock.codecs.base import CellError
+from penstock.engine.arena import Arena, Records
 from penstock.engine.chunk import CellLost, CellsPart, Damaged, ObjectsPart, reason_of
 from penstock.engine.memory import Cutter, aligned
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from penstock.engine.arena import Arena
     from penstock.engine.chunk import Chunk, Part
     from penstock.engine.columns import Column
     from penstock.engine.memory import BlockPool
@@ -69,7 +69,7 @@ class Runs:
         """Return the rows as a slice of the only chunk, where handing out views of it is allowed."""
         return slice(*self.bounds[0]) if self.views and len(self.bounds) == 1 else None
 
-    def arena_index(self, arena: Arena) -> None:
+    def arena_index(self, arena: Records) -> None:
         """Return None: runs are copied as slices, not taken."""
 
     def part_numbers(self) -> NDArray[np.intp] | None:
@@ -147,7 +147,7 @@ class Picks:
     def single_run(self) -> None:
         """Return None: picked rows are never neighbours."""
 
-    def arena_index(self, arena: Arena) -> NDArray[np.int64] | None:
+    def arena_index(self, arena: Records) -> NDArray[np.int64] | None:
         """Return the place of every row in the arena; None if some chunk is not there."""
         slots = np.array([chunk.slot for chunk in self.chunks], np.int64)
         if not len(slots) or slots.min() < 0:
@@ -225,8 +225,7 @@ def _stack(
     cut = cutter.cut
     out = {i: cut((num_rows, *column.shape), column.dtype, column.item_bytes * num_rows) for i, column in columns}
     left = out
-    index = rows.arena_index(arena) if arena is not None else None
-    if arena is not None and index is not None:
+    if isinstance(arena, Records) and (index := rows.arena_index(arena)) is not None:
         arena.take(index, out)
         left = {i: array for i, array in out.items() if i not in arena.columns}
     for i, array in left.items():

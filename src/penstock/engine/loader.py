@@ -20,6 +20,7 @@ from penstock.engine.build import Builder, Skipped
 from penstock.engine.describe import choose_order, describe
 from penstock.engine.finish import Finisher, transform_wants
 from penstock.engine.memory import BlockPool
+from penstock.engine.padding import paddings
 from penstock.engine.process import ProcessFinisher, ThreadFinisher, payload_of, start_method
 from penstock.engine.run import Limits, Run, finalize, now
 from penstock.engine.stats import Stats
@@ -69,7 +70,7 @@ class Loader:
             facts.columns,
             options.transform,
             options.on_error == "skip",
-            options.pad,
+            paddings(facts.columns, options.pad),
             transform_wants(options.transform),
         )
         self._payload = payload_of(self._finisher) if options.pool == "process" else b""
@@ -294,7 +295,7 @@ class Loader:
             span_batches,
             ahead,
             len(facts.counts),
-            self._order.is_line and options.remainder != "pad",
+            self._order.is_line and not window.share and options.remainder != "pad",
             positions=bool(self._finisher.wants) or options.remainder == "pad",
         )
         return Run(self._plans(first), window, builder, limits, self._make_finishers(workers))
@@ -312,7 +313,7 @@ class Loader:
         if self._order.is_line and self._options.epochs != 1:
             share = int(chunk_bytes[np.unique(first.visits.chunk)].sum()) * self._share.world < budget * _RETAIN_SHARE
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
-        arena = None if self._order.is_line else make_arena(facts.columns, facts.counts, budget)
+        arena = make_arena(facts.columns, facts.counts, budget, records=not self._order.is_line) if share else None
         return Window(budget, ahead, chunk_bytes, (READ_COST - 1) * whole_bytes, share, arena)
 
     def _make_finishers(self, workers: int) -> list[Any]:

@@ -65,7 +65,7 @@ class Limits:
     num_chunks: int
     """Row groups of the dataset."""
     views: bool
-    """Whether line orders may hand out views of a chunk, in epochs after which it is not needed again."""
+    """Whether views of a chunk may be handed out: where no other epoch uses it, and no row comes twice."""
     positions: bool
     """Whether global positions are asked for: by the transform, or for the mask of padding."""
 
@@ -274,8 +274,7 @@ class Run:
         self._spans.popleft()
         for index in chunks:
             self._window.hold(span.work, index, span.work.base + span.hi)
-        views = self._limits.views and self._lends(span.work)
-        return lambda worker: self._do_build(span, chunks, worker, views=views)
+        return lambda worker: self._do_build(span, chunks, worker)
 
     def _pick_index(self) -> Callable[[int], None] | None:
         if self._indexing or len(self._spans) >= _INDEXED_AHEAD:
@@ -366,10 +365,10 @@ class Run:
             del error
             self._cond.notify_all()
 
-    def _do_build(self, span: Span, chunks: dict[int, Chunk | LostChunk], worker: int, *, views: bool) -> None:
+    def _do_build(self, span: Span, chunks: dict[int, Chunk | LostChunk], worker: int) -> None:
         result: Results | BaseException
         try:
-            result = self._builder.build(span, chunks, views=views, finish=self._finishers[worker])
+            result = self._builder.build(span, chunks, views=self._limits.views, finish=self._finishers[worker])
         except BaseException as caught:  # noqa: BLE001 -- handed to the consumer, who meets it in order
             result = caught
         with self._cond:
@@ -390,12 +389,6 @@ class Run:
         while self._cut_work and works[0].base + works[0].plan.num_items <= tick:
             works.pop(0)
             self._cut_work -= 1
-
-    def _lends(self, work: EpochWork) -> bool:
-        """Whether views may go out in this epoch: nobody may need its chunks again, or be gathering from them still."""
-        if not self._window.share:
-            return True
-        return self._ended and work is self._window.works[-1] and self._tick >= work.base
 
     def _lend(self, chunk: Chunk) -> None:
         """Count a chunk whose views may have gone out until the last of them is gone."""

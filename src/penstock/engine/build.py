@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.engine.chunk import CellLost, Chunk, LostChunk, make_chunk
+from penstock.codecs.arrow import takeable
+from penstock.engine.chunk import CellLost, Chunk, LostChunk, make_chunk, one_array
 from penstock.engine.finish import Lost, Place
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.errors import BadFile, DecodeError, TransformError
@@ -311,7 +312,8 @@ def take_table_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     import pyarrow as pa
 
     index = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
-    return table.take(index).combine_chunks()
+    arrays = [takeable(one_array(chunked)).take(index) for chunked in table.itercolumns()]
+    return pa.Table.from_arrays(arrays, names=table.column_names)
 
 
 def _each(span: Span, make: Callable[[int], Built]) -> Results:

@@ -145,7 +145,7 @@ def make_chunk(index: int, table: pa.Table, columns: Sequence[Column], *, skip: 
     column = None
     try:
         for chunked, column in zip(table.itercolumns(), columns, strict=True):
-            array = chunked.chunk(0) if chunked.num_chunks == 1 else _one_array(chunked)
+            array = chunked.chunk(0) if chunked.num_chunks == 1 else one_array(chunked)
             parts.append(_part(array, column))
     except CellError as error:
         if skip:
@@ -161,7 +161,7 @@ def _make_damaged(index: int, table: pa.Table, columns: Sequence[Column]) -> Chu
     parts: list[Part] = []
     damaged: dict[int, tuple[str, str]] = {}
     for chunked, column in zip(table.itercolumns(), columns, strict=True):
-        array = _one_array(chunked)
+        array = one_array(chunked)
         bad = _bad_rows(array, column)
         for row, reason in bad.items():
             damaged.setdefault(row, (column.name, reason))
@@ -193,10 +193,13 @@ def _nulled(array: pa.Array, rows: list[int]) -> pa.Array:
     valid = np.ones(len(array), np.bool_)
     valid[rows] = False
     buffers = [pa.py_buffer(np.packbits(valid, bitorder="little")), pa.py_buffer(np.arange(len(array)))]
-    return array.take(pa.Array.from_buffers(pa.int64(), len(array), buffers, len(rows)))
+    return takeable(array).take(pa.Array.from_buffers(pa.int64(), len(array), buffers, len(rows)))
 
 
-def _one_array(chunked: pa.ChunkedArray) -> pa.Array:
+def one_array(chunked: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
+    if chunked.num_chunks == 1:
+        return chunked.chunk(0)
     import pyarrow as pa
 
     # More than 2 GiB of strings in one row group: 64-bit offsets hold them in one array.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.engine.columns import Column
     from penstock.engine.gather import Gathered
     from penstock.engine.memory import BlockPool
+    from penstock.engine.padding import Padding
 
 Batch = dict[str, Any]
 
@@ -64,7 +65,8 @@ class Finisher:
     columns: tuple[Column, ...]
     transform: Callable[..., Mapping[str, Any]] | None
     skip: bool
-    pad: Any = None
+    pad: Mapping[str, Padding] = field(default_factory=dict)
+    """Columns of variable shape that become arrays."""
     wants: frozenset[str] = field(default=frozenset())
     """Which of `rng` and `positions` the transform takes."""
 
@@ -78,8 +80,8 @@ class Finisher:
             keep = np.ones(num_rows, np.bool_)
             keep[list(lost)] = False
             batch = {name: _keep(values, keep) for name, values in batch.items()}
-        if self.pad is not None:
-            batch = {name: self._padded(name, values) for name, values in batch.items()}
+        for name, padding in self.pad.items():
+            batch[name] = padding.stack(batch[name])
         if self.transform is not None:
             batch = self._transformed(batch, place, keep)
         return batch, [lost[row] for row in sorted(lost)]
@@ -143,10 +145,6 @@ class Finisher:
                 lost.setdefault(row, Lost(row, column.name, reason))
         return values
 
-    def _padded(self, name: str, values: Any) -> Any:
-        fill = self.pad.get(name) if isinstance(self.pad, dict) else self.pad
-        return pad_rows(values, fill) if isinstance(values, list) and fill is not None else values
-
     def _transformed(self, batch: Batch, place: Place, keep: NDArray[np.bool_] | None) -> Batch:
         extra: dict[str, Any] = {}
         if "rng" in self.wants:
@@ -189,20 +187,6 @@ def checked(result: Any, num_rows: int) -> Batch:
                 f"a transform may change columns, not rows: column {name!r} has {count} rows, the batch has {num_rows}"
             )
     return batch
-
-
-def pad_rows(rows: list[Any], fill: Any) -> NDArray[Any]:
-    """Stack arrays of different shapes into one, filled up at the end of every axis; null rows are all fill."""
-    arrays = [None if row is None else np.asarray(row) for row in rows]
-    given = [array for array in arrays if array is not None]
-    if not given:
-        return np.full((len(rows), 0), fill)
-    shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in given), strict=True))
-    out = np.full((len(rows), *shape), fill, np.result_type(*{array.dtype for array in given}))
-    for i, array in enumerate(arrays):
-        if array is not None:
-            out[i][tuple(slice(size) for size in array.shape)] = array
-    return out
 
 
 def _fill(dtype: np.dtype[Any]) -> Any:

@@ -22,7 +22,7 @@ GUESSES = 4
 """Steps from the table's guess before a binary search takes over, where many chunks are far below the average."""
 
 
-class Pieces(NamedTuple):
+class Stretches(NamedTuple):
     """Stretches cut at borders, in order: stretch `part` has rows [first, last) of cell `cell`."""
 
     part: NDArray[np.int64]
@@ -31,10 +31,10 @@ class Pieces(NamedTuple):
     last: NDArray[np.int64]
 
 
-def cut(borders: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> Pieces:
+def cut(borders: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> Stretches:
     """Cut the stretches [first, last) at the strictly rising `borders`, which reach from 0 to the end.
 
-    Empty stretches give no piece. borders 0 3 5 9, stretches [1, 4) [5, 6): pieces [1, 3) [3, 4) [5, 6) in cells 0 1 2.
+    Empty stretches give none. borders 0 3 5 9, stretches [1, 4) [5, 6): give [1, 3) [3, 4) [5, 6) in cells 0 1 2.
     """
     some = np.flatnonzero(last > first)
     low = np.searchsorted(borders, first[some], side="right") - 1
@@ -42,7 +42,7 @@ def cut(borders: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.i
     part = np.repeat(some, num_cells)
     before = np.cumsum(num_cells) - num_cells
     cell = np.arange(len(part), dtype=np.int64) + np.repeat(low - before, num_cells)
-    return Pieces(part, cell, np.maximum(borders[cell], first[part]), np.minimum(borders[cell + 1], last[part]))
+    return Stretches(part, cell, np.maximum(borders[cell], first[part]), np.minimum(borders[cell + 1], last[part]))
 
 
 @dataclass(frozen=True, slots=True)

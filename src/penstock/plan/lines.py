@@ -108,10 +108,10 @@ class LinePlan(EpochPlan):
         return Cursor(self.cursor.epoch, left=as_left(first, last))
 
     def cells(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return which part and which cell of the line each piece of the parts [first, last) of what is left has."""
+        """Return which part and which cell of the line each stretch of the parts [first, last) of what is left has."""
         part, first, last = self._on_line(first, last)
-        piece, cell, _, _ = cut(self.line.borders, first, last)
-        return part[piece], cell
+        stretch, cell, _, _ = cut(self.line.borders, first, last)
+        return part[stretch], cell
 
     def _on_line(
         self, first: NDArray[np.int64], last: NDArray[np.int64]

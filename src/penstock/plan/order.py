@@ -29,7 +29,7 @@ LADDER = (1, 2, 4, 8, 24, 48, 96, 192, 384, 768)
 """Numbers of lanes tried by default; the upper ones divide by the worlds people have (2, 3, 4, 6, 8, 16, ... 256)."""
 
 MAX_BLOCK = 1 << 20
-"""Most rows of a block by default; also the largest dataset that is permuted in one piece."""
+"""Most rows of a block by default; also the largest dataset that is permuted whole."""
 
 MAX_LANES = 1 << 20
 """Most lanes that may be asked for: every rank keeps a few words for each of its lanes."""

@@ -269,11 +269,12 @@ class Loader:
     def _count_needs(self) -> _Needs:
         facts = self._facts
         largest = int(facts.chunk_rows[facts.counts > 0].max(initial=0))
-        window = math.ceil(self._first_plan().window_rows() * facts.column_bytes)
-        batch = sum(column.item_bytes for column in facts.columns) * min(
-            self._options.batch_size, max(1, self._total_rows)
-        )
-        return _Needs(window, math.ceil(READ_COST * largest * facts.column_bytes), batch)
+        window = math.ceil(self._first_plan().window_rows() * facts.held_bytes)
+        row_bytes = facts.decoded_bytes
+        if self._options.pool == "process":  # gathered and packed for the process, then in its answer
+            row_bytes += 2 * facts.column_bytes
+        batch = math.ceil(row_bytes * min(self._options.batch_size, max(1, self._total_rows)))
+        return _Needs(window, math.ceil(READ_COST * largest * facts.held_bytes), batch)
 
     def _make_run(self) -> Run:
         facts, options, needs = self._facts, self._options, self._needs
@@ -307,14 +308,14 @@ class Loader:
 
     def _make_window(self, first: EpochPlan, budget: int) -> Window:
         facts = self._facts
-        chunk_bytes = np.ceil(facts.counts * facts.column_bytes).astype(np.int64)
-        whole_bytes = np.ceil(facts.chunk_rows * facts.column_bytes).astype(np.int64)
+        chunk_bytes = np.ceil(facts.counts * facts.held_bytes).astype(np.int64)
+        whole_bytes = np.ceil(facts.chunk_rows * facts.held_bytes).astype(np.int64)
         share = not self._order.is_line
         if self._order.is_line and self._options.epochs != 1:
             share = int(chunk_bytes[np.unique(first.visits.chunk)].sum()) * self._share.world < budget * _RETAIN_SHARE
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
         arena = make_arena(facts.columns, facts.counts, budget, records=not self._order.is_line) if share else None
-        return Window(budget, ahead, chunk_bytes, (READ_COST - 1) * whole_bytes, share, arena)
+        return Window(budget, ahead, chunk_bytes, (READ_COST - 1) * whole_bytes, share, facts.slack, arena)
 
     def _make_finishers(self, workers: int) -> list[Any]:
         if self._options.pool != "process":

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.engine.build import Built, Results, Span, index_span
 from penstock.engine.chunk import Chunk
+from penstock.engine.memory import release_unused
 from penstock.engine.window import EpochWork
 from penstock.errors import LoaderClosed
 
@@ -348,7 +349,11 @@ class Run:
             self._running -= 1
             if not self._stopped:
                 self._window.done(read, loaded)
+            tight = self._window.is_tight
             self._cond.notify_all()
+        del loaded
+        if tight:
+            release_unused()
 
     def _do_index(self, span: Span) -> None:
         error: BaseException | None = None

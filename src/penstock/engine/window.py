@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.engine.chunk import Chunk, LostChunk
     from penstock.plan import EpochPlan
 
+_TIGHT_SHARE = 0.5
+"""From this part of the budget on, freed memory goes back to the system at once."""
 Key = tuple[int, int]
 NEVER = 1 << 62
 
@@ -93,6 +95,8 @@ class Window:
     """Estimate for each chunk, of what a read in flight holds."""
     share: bool
     """Whether an epoch may use what the one before it has read; otherwise chunks leave as soon as they are done."""
+    slack: float = 1.0
+    """How much more memory a chunk takes than its buffers are long."""
     arena: Arena | None = None
     """Where slots go back to when a chunk leaves."""
     works: list[EpochWork] = field(default_factory=list)
@@ -181,12 +185,18 @@ class Window:
         self.reads += 1
         return Read(key, chunk, num_bytes)
 
+    @property
+    def is_tight(self) -> bool:
+        """Whether so much of the budget is in use that freed memory must not be kept for later."""
+        return self.held_bytes + self.flight_bytes + self.lent_bytes > _TIGHT_SHARE * self.budget_bytes
+
     def done(self, read: Read, loaded: Chunk | LostChunk) -> None:
         """Note that a read has ended; its real size replaces the estimate."""
         self.flight_bytes -= int(self.read_bytes[read.chunk])
         resident = self.residents[read.key]
-        self.held_bytes += loaded.num_bytes - resident.num_bytes
-        resident.num_bytes = loaded.num_bytes
+        num_bytes = int(loaded.num_bytes * self.slack)
+        self.held_bytes += num_bytes - resident.num_bytes
+        resident.num_bytes = num_bytes
         resident.loaded = loaded
 
     def _room_for(self, chunk: int, first: int, *, tick: int, force: bool) -> bool:

@@ -87,6 +87,10 @@ class Span:
     runs: list[tuple[int, int, int]] | None = None
     positions: NDArray[np.int64] | None = None
     """Global position of every item; None where nobody asks."""
+    num_asked: int = 0
+    """How many of its chunks were in memory, or on their way there, when last looked at."""
+    num_loaded: int = 0
+    """How many of them were loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,9 +244,10 @@ class Run:
     def _pick(self) -> Callable[[int], None] | None:
         while self._returned:
             self._window.lent_bytes -= self._returned.popleft()
-        task = (
-            self._pick_build() or self._pick_index() or self._pick_needed() or self._pick_plan() or self._pick_ahead()
-        )
+        task = self._pick_build()
+        if task is None and not self._spans:
+            task = self._pick_index()
+        task = task or self._pick_needed() or self._pick_index() or self._pick_plan() or self._pick_ahead()
         if task is None and self._waiting and not self._running:
             task = self._pick_needed(force=True)
         if task is not None:
@@ -266,16 +267,28 @@ class Run:
         span = self._spans[0]
         if span.chunks is None:
             return None
-        chunks: dict[int, Chunk | LostChunk] = {}
-        for index in span.chunks.tolist():
-            loaded = self._window.chunk(span.work, index)
-            if loaded is None:
-                return None
-            chunks[index] = loaded
+        chunks = self._loaded(span, span.chunks.tolist())
+        if chunks is None:
+            return None
         self._spans.popleft()
         for index in chunks:
             self._window.hold(span.work, index, span.work.base + span.hi)
         return lambda worker: self._do_build(span, chunks, worker)
+
+    def _loaded(self, span: Span, indices: list[int]) -> dict[int, Chunk | LostChunk] | None:
+        """Return the chunks of a span if all are loaded; asked after every read, so it begins at the last one missing."""
+        while span.num_loaded < len(indices):
+            if self._window.chunk(span.work, indices[span.num_loaded]) is None:
+                return None
+            span.num_loaded += 1
+        chunks: dict[int, Chunk | LostChunk] = {}
+        for index in indices:
+            loaded = self._window.chunk(span.work, index)
+            if loaded is None:  # left again for lack of room
+                span.num_loaded = span.num_asked = 0
+                return None
+            chunks[index] = loaded
+        return chunks
 
     def _pick_index(self) -> Callable[[int], None] | None:
         if self._indexing or len(self._spans) >= _INDEXED_AHEAD:
@@ -290,11 +303,13 @@ class Run:
         for span in self._spans:
             if span.chunks is None:
                 return None
-            end = span.work.base + span.hi
-            for index in span.chunks.tolist():
+            end, num_chunks = span.work.base + span.hi, len(span.chunks)
+            while span.num_asked < num_chunks:
+                index = int(span.chunks[span.num_asked])
                 if self._window.key(span.work, index) not in self._window.residents:
                     read = self._window.read_needed(span.work, index, end=end, force=force, tick=self._tick)
                     return None if read is None else self._reading(read)
+                span.num_asked += 1
         return None
 
     def _pick_plan(self) -> Callable[[int], None] | None:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import Unischema, UnischemaField
+from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from penstock.engine import build
 from penstock.errors import PlanError, TransformError
 from penstock.testing import assert_resumes_exactly, assert_same, make_parquet, mixed
@@ -351,3 +353,29 @@ def test_partition_columns_are_writable_too(tmp_path):
                 assert (batch["part"] == batch["id"] // 10).all()
                 batch["part"][0] = 99
                 batch["part"][1:] = 98
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_rows_of_variable_shape_are_writable_too(tmp_path, pool):
+    class ReadOnly(NdarrayCodec):
+        def decode_list(self, field, cells):
+            values = super().decode_list(field, cells)
+            for value in values:
+                value.flags.writeable = False
+            return values
+
+    shapes = {"npy": NdarrayCodec(), "npz": CompressedNdarrayCodec(), "png": CompressedImageCodec("png")}
+    fields = [UnischemaField(name, np.uint8, (None, None), codec, False) for name, codec in shapes.items()]
+    rows = [dict.fromkeys(shapes, np.full((2 + i, 3), i, np.uint8)) for i in range(6)]
+    penstock.write(rows, tmp_path / "x", Unischema("S", fields))
+    free = penstock.open(tmp_path / "x")
+    for _ in range(2):
+        with free.loader(batch_size=3, epochs=2, pool=pool, workers=1) as loader:
+            for number, batch in enumerate(loader):
+                for name, i in itertools.product(shapes, range(3)):
+                    assert (batch[name][i] == number % 2 * 3 + i).all()
+                    batch[name][i][...] = 77
+    if pool == "thread":
+        own = [UnischemaField("npy", np.uint8, (None, None), ReadOnly(), False)]
+        with penstock.open(tmp_path / "x", schema=Unischema("S", own)).loader(batch_size=3) as loader:
+            next(iter(loader))["npy"][0][...] = 77

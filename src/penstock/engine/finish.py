@@ -107,7 +107,7 @@ class Finisher:
 
     def _cells(self, column: Column, cells: Cells, cutter: Cutter | None, lost: dict[int, Lost]) -> Any:
         if column.form == "ragged":
-            return self._ragged(column, cells, lost)
+            return [_own(value) for value in self._ragged(column, cells, lost)]
         dtype = cast("np.dtype[Any]", column.dtype)
         out = cast("Cutter", cutter).cut((len(cells), *column.shape), dtype, column.item_bytes * len(cells))
         if cells.valid is not None:
@@ -187,6 +187,11 @@ def checked(result: Any, num_rows: int) -> Batch:
                 f"a transform may change columns, not rows: column {name!r} has {count} rows, the batch has {num_rows}"
             )
     return batch
+
+
+def _own(value: Any) -> Any:
+    """Return a decoded value the user may write to: a codec may well give a view of its bytes."""
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
 
 
 def _fill(dtype: np.dtype[Any]) -> Any:

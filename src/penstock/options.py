@@ -79,11 +79,22 @@ class LoaderOptions:
         for name in ("epochs", "workers", "lanes", "memory_bytes"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        if not 0 <= operator.index(self.seed) < 1 << 64:
+        _at_least("seed", self.seed, 0)
+        if self.seed >= 1 << 64:
             raise PlanError(f"seed must be in [0, 2**64); got {self.seed}")
         if self.transform is not None and not callable(self.transform):
             raise PlanError(f"transform must be a function of the batch; got {type(self.transform).__name__}")
+        self._check_together()
         self._check_share()
+
+    def _check_together(self) -> None:
+        if self.lanes is not None and self.order_kind != "lanes":
+            raise PlanError(f"lanes={self.lanes} needs shuffle=True: other orders have no lanes")
+        if self.skip_limit is None:
+            return
+        _at_least("skip_limit", self.skip_limit, 0)
+        if self.on_error != "skip":
+            raise PlanError(f"skip_limit={self.skip_limit} needs on_error='skip': otherwise the first error is raised")
 
     def _check_share(self) -> None:
         if self.world is not None:

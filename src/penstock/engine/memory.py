@@ -47,7 +47,8 @@ class _Lease:
 class BlockPool:
     """Blocks of bytes, reused by size class; `lease(n)` gives a writable array of at least n bytes.
 
-    Keeps at most `keep` free blocks of each size class; the rest goes back to the system.
+    Keeps at most `keep` free blocks of each size class, and about as much as `keep` of the largest in all; the rest
+    goes back to the system.
     """
 
     def __init__(self, keep: int) -> None:
@@ -63,8 +64,15 @@ class BlockPool:
         try:
             memory = free.pop()
         except IndexError:
+            self._bound()
             memory = np.empty(size, np.uint8)
         return np.asarray(_Lease(memory, free))[:num_bytes]
+
+    def _bound(self) -> None:
+        """Before a new block is made: let free blocks go where sizes change so often that too many are kept."""
+        sizes = list(self._free.items())
+        if sum(size * len(free) for size, free in sizes) > self._keep * max(size for size, _ in sizes):
+            self.clear()
 
     def clear(self) -> None:
         """Give all free blocks back."""

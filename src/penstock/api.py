@@ -197,6 +197,8 @@ class Dataset:
         wanted = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
         if wanted.dtype == np.bool_ or (wanted.size and wanted.dtype.kind not in "iu"):
             raise TypeError(f"take() wants whole numbers, got {wanted.dtype}; a mask becomes indices by np.flatnonzero")
+        if wanted.ndim != 1:
+            raise TypeError(f"take() wants a flat list of rows, got {wanted.ndim} dimensions")
         wanted = wanted.astype(np.int64)
         total = len(self)
         outside = (wanted < -total) | (wanted >= total)
@@ -295,7 +297,7 @@ class Dataset:
         )  # fmt: skip
         facts = self._facts()
         order = choose_order(facts, options)
-        share = Share(rank, world, batch_size, remainder, drop_last)
+        share = Share(options.rank or 0, options.world or 1, options.batch_size, remainder, drop_last)
         return describe(facts, order, Cursor.start(0, order, len(self)), share, window_bytes)
 
     # -- inside -------------------------------------------------------------------------------------------------------

@@ -70,16 +70,12 @@ class LoaderOptions:
     """Fill value for variable shapes, or a dict column -> value; None: they come as a list."""
 
     def __post_init__(self) -> None:
-        _at_least("batch_size", self.batch_size, 1)
-        _at_least("window_bytes", self.window_bytes, 1)
+        for name, least in _NUMBERS.items():
+            self._check_number(name, least)
         _one_of("shuffle", self.shuffle, (False, True, "groups"))
         _one_of("remainder", self.remainder, ("drop", "pad", "uneven"))
         _one_of("pool", self.pool, ("thread", "process", "serial"))
         _one_of("on_error", self.on_error, ("raise", "skip"))
-        for name in ("epochs", "workers", "lanes", "memory_bytes"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
-        _at_least("seed", self.seed, 0)
         if self.seed >= 1 << 64:
             raise PlanError(f"seed must be in [0, 2**64); got {self.seed}")
         if self.transform is not None and not callable(self.transform):
@@ -87,23 +83,26 @@ class LoaderOptions:
         self._check_together()
         self._check_share()
 
+    def _check_number(self, name: str, least: int) -> None:
+        """Check a whole number and make it a plain int: NumPy's would wrap around, and are no JSON."""
+        value = getattr(self, name)
+        if value is not None or name in ("batch_size", "seed", "window_bytes"):
+            object.__setattr__(self, name, _at_least(name, value, least))
+
     def _check_together(self) -> None:
         if self.lanes is not None and self.order_kind != "lanes":
             raise PlanError(f"lanes={self.lanes} needs shuffle=True: other orders have no lanes")
         if self.skip_limit is None:
             return
-        _at_least("skip_limit", self.skip_limit, 0)
         if self.on_error != "skip":
             raise PlanError(f"skip_limit={self.skip_limit} needs on_error='skip': otherwise the first error is raised")
 
     def _check_share(self) -> None:
-        if self.world is not None:
-            _at_least("world", self.world, 1)
         if self.rank is None:
             return
         if self.world is None:
             raise PlanError(f"rank={self.rank} needs world= as well: how many parts are there?")
-        if not 0 <= operator.index(self.rank) < self.world:
+        if self.rank >= self.world:
             raise PlanError(f"rank must be in [0, {self.world}); got {self.rank}")
 
     @property
@@ -114,13 +113,21 @@ class LoaderOptions:
         return "lanes" if self.shuffle else "natural"
 
 
-def _at_least(name: str, value: Any, least: int) -> None:
+_NUMBERS = {
+    "batch_size": 1, "window_bytes": 1, "epochs": 1, "workers": 1, "lanes": 1, "memory_bytes": 1, "seed": 0, "world": 1,
+    "rank": 0, "skip_limit": 0,
+}  # fmt: skip
+"""The least that each whole number may be."""
+
+
+def _at_least(name: str, value: Any, least: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
         raise PlanError(f"{name} must be a whole number; got {value!r}") from None
     if number < least or isinstance(value, bool):
         raise PlanError(f"{name} must be at least {least}; got {value!r}")
+    return number
 
 
 def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:

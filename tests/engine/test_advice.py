@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import penstock
@@ -128,7 +131,10 @@ def test_stats_count_what_was_done(ds):
         ({"rank": 1}, "rank=1 needs world= as well"),
         ({"world": 3}, "world=3 needs rank= as well"),
         ({"rank": 3, "world": 3}, r"rank must be in \[0, 3\); got 3"),
-        ({"rank": -1, "world": 3}, "rank must be in"),
+        ({"rank": -1, "world": 3}, "rank must be at least 0; got -1"),
+        ({"rank": 0.5, "world": 3}, "rank must be a whole number"),
+        ({"batch_size": None}, "batch_size must be a whole number; got None"),
+        ({"seed": None}, "seed must be a whole number; got None"),
         ({"remainder": "round"}, "remainder must be one of 'drop', 'pad', 'uneven'"),
         ({"pool": "threads"}, "pool must be one of"),
         ({"on_error": "ignore"}, "on_error must be one of"),
@@ -141,6 +147,28 @@ def test_stats_count_what_was_done(ds):
 def test_wrong_options_are_refused_when_the_loader_is_made(ds, options, wrong):
     with pytest.raises(PlanError, match=wrong):
         ds.loader(**{"batch_size": 8, **options})
+
+
+@pytest.mark.parametrize("shuffle", [False, "groups", True])
+def test_numbers_may_be_numpys(ds, shuffle):
+    plain = {"batch_size": 5, "seed": 7, "epochs": 2, "rank": 1, "world": 2, "workers": 2, "memory_bytes": 1 << 28}
+    with ds.loader(shuffle=shuffle, **plain) as loader:
+        it = iter(loader)
+        first, state = next(it)["id"].tolist(), save(loader)
+    kinds = itertools.cycle([np.int64, np.uint64, np.int32])
+    with ds.loader(shuffle=shuffle, **{name: next(kinds)(value) for name, value in plain.items()}) as loader:
+        it = iter(loader)
+        assert next(it)["id"].tolist() == first
+        assert save(loader) == state
+        assert len(loader) == 199
+
+
+def test_a_column_called_as_the_mask_is_refused_beside_it(tmp_path):
+    ds = penstock.open(make_parquet(tmp_path, [[5]], columns=lambda rows: {"_valid": pa.array(rows)}))
+    with ds.loader(batch_size=5) as loader:
+        assert next(iter(loader))["_valid"].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(PlanError, match="remainder='pad' adds a column '_valid', which the dataset has already"):
+        ds.loader(batch_size=5, remainder="pad")
 
 
 def test_too_little_memory_names_the_least_that_works(ds):

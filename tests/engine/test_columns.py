@@ -269,7 +269,7 @@ def test_a_row_beyond_the_end_is_an_index_error(numbers_ds, index):
         numbers_ds.take([0, index])
 
 
-@pytest.mark.parametrize("index", [1.5, "id", None, [0.5], [True, False]])
+@pytest.mark.parametrize("index", [1.5, "id", None, [0.5], [True, False], [[1, 2], [3, 4]]])
 def test_what_is_no_index_is_a_type_error(numbers_ds, index):
     with pytest.raises(TypeError):
         numbers_ds[index]

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from penstock.engine.window import EpochWork
 
 
+MASK = "_valid"
+"""The column that tells rows from padding."""
+
+
 class Source(Protocol):
     """What the engine asks of a dataset."""
 
@@ -223,7 +227,7 @@ class Builder:
         skipped = part.skipped + tuple(self._skipped(span, part.item(one.row), one) for one in lost)
         if self.pad:
             valid = cast("NDArray[np.int64]", positions) < span.work.plan.total_rows
-            batch["_valid"] = np.delete(valid, [one.row for one in lost]) if lost else valid
+            batch[MASK] = np.delete(valid, [one.row for one in lost]) if lost else valid
         self.stats.finished(time.perf_counter() - began)
         return Built(span.work, part.step + 1, batch, part.num_rows - len(lost), skipped)
 

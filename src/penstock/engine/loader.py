@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.engine import host
 from penstock.engine.arena import make_arena
-from penstock.engine.build import Builder, Skipped
+from penstock.engine.build import MASK, Builder, Skipped
 from penstock.engine.describe import choose_order, describe
 from penstock.engine.finish import Finisher, transform_wants
 from penstock.engine.memory import BlockPool
@@ -84,6 +84,7 @@ class Loader:
         self._delivered = False
         self._cursor = Cursor.start(0, self._order, self._total_rows)
         self._first: EpochPlan | None = None
+        self._check_mask()
         self._check_endless()
         self._needs = self._check_budget()
         self._advise()
@@ -245,6 +246,13 @@ class Loader:
         while length is None or epoch % length:
             yield self._plan(self._start_of(epoch))
             epoch += 1
+
+    def _check_mask(self) -> None:
+        if self._options.remainder == "pad" and any(column.name == MASK for column in self._facts.columns):
+            raise PlanError(
+                f"remainder='pad' adds a column {MASK!r}, which the dataset has already; select other columns, or use "
+                "another remainder"
+            )
 
     def _check_endless(self) -> None:
         if self._options.epochs is None and not self._share.steps(self._total_rows, self._share.rank):

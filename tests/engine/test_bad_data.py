@@ -211,6 +211,22 @@ def counted(batch, positions, rng):
     return {**batch, "count": rng.random((len(batch["id"]), 2))}
 
 
+@pytest.mark.parametrize("shuffle", KINDS)
+def test_the_generator_of_a_batch_does_not_depend_on_what_is_skipped(tmp_path, shuffle):
+    root = make_parquet(tmp_path, FILES)
+    options = {"batch_size": 3, "shuffle": shuffle, "transform": drawn, "on_error": "skip"}
+    with penstock.open(root).loader(**options) as loader:
+        whole = {int(i): x for batch in loader for i, x in zip(batch["id"], batch["draw"], strict=True)}
+    spoil_page(root / "part-00001.parquet", 1, 1)
+    with penstock.open(root).loader(**options) as loader:
+        rest = {int(i): x for batch in loader for i, x in zip(batch["id"], batch["draw"], strict=True)}
+    assert rest == {i: x for i, x in whole.items() if i not in range(15, 20)}
+
+
+def drawn(batch, rng):
+    return {"id": batch["id"], "draw": np.full(len(batch["id"]), rng.random())}
+
+
 @pytest.mark.parametrize("remainder", ["drop", "pad", "uneven"])
 @pytest.mark.parametrize("shuffle", KINDS)
 def test_ranks_stay_in_step_whatever_is_skipped(tmp_path, shuffle, remainder):

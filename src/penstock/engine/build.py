@@ -217,9 +217,13 @@ class Builder:
     def _finish(self, part: _Part, columns: list[Gathered], finish: Any) -> Built:
         """Decode and transform one batch; errors get their place."""
         began = time.perf_counter()
-        span, positions = part.span, None if part.span.positions is None else part.span.positions[part.items]
+        span, positions, first = part.span, None, 0
+        if span.positions is not None:
+            positions = span.positions[part.items]
+            first = int(span.positions[part.step * self.batch_size - span.lo])
+        place = Place(self.seed, span.work.epoch, part.num_rows, positions, first)
         try:
-            batch, lost = finish.finish(columns, Place(self.seed, span.work.epoch, part.num_rows, positions), self.pool)
+            batch, lost = finish.finish(columns, place, self.pool)
         except CellLost as error:
             raise self.decode_error(span, part.item(error.row), error) from error.__cause__
         except TransformError as error:

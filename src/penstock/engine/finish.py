@@ -51,11 +51,12 @@ class Place:
     num_rows: int
     positions: NDArray[np.int64] | None
     """Global position of every row; None where the transform does not ask."""
+    first: int = 0
+    """Global position of the first row as planned, whether it is skipped or not; 0 where the transform does not ask."""
 
     def rng(self) -> np.random.Generator:
         """Return the generator keyed by (seed, epoch, position of the batch's first row)."""
-        first = 0 if self.positions is None or not len(self.positions) else int(self.positions[0])
-        return np.random.Generator(np.random.Philox(key=[self.seed, self.epoch], counter=[0, first, 0, 2]))
+        return np.random.Generator(np.random.Philox(key=[self.seed, self.epoch], counter=[0, self.first, 0, 2]))
 
 
 @dataclass(frozen=True, slots=True)

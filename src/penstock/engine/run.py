@@ -276,7 +276,7 @@ class Run:
         return lambda worker: self._do_build(span, chunks, worker)
 
     def _loaded(self, span: Span, indices: list[int]) -> dict[int, Chunk | LostChunk] | None:
-        """Return the chunks of a span if all are loaded; asked after every read, so it begins at the last one missing."""
+        """Return the chunks of a span if all are loaded; asked after every read, so from the last one missing on."""
         while span.num_loaded < len(indices):
             if self._window.chunk(span.work, indices[span.num_loaded]) is None:
                 return None

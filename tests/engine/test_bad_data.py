@@ -16,7 +16,7 @@ from penstock.codecs import CompressedImageCodec, NdarrayCodec
 from penstock.errors import BadFile, DecodeError, StateMismatch
 from penstock.schema.stored import SCHEMA_KEY, schema_to_json
 from penstock.testing import assert_resumes_exactly, assert_same, make_parquet
-from tests.engine.make import column, ids, run_ranks, save
+from tests.engine.make import column, ids, run_ranks, save, three
 
 POOLS = ["thread", "serial", "process"]
 KINDS = [False, "groups", True]
@@ -209,6 +209,31 @@ def test_a_batch_that_loses_all_its_rows_still_comes(tmp_path):
 def counted(batch, positions, rng):
     assert len(positions) == len(batch["id"])
     return {**batch, "count": rng.random((len(batch["id"]), 2))}
+
+
+@pytest.mark.parametrize("shuffle", KINDS)
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_first_row_group_may_be_the_damaged_one(tmp_path, shuffle, gone):
+    make_parquet(tmp_path, FILES, columns=three)
+    ds, first = penstock.open(tmp_path), tmp_path / "part-00000.parquet"
+    if gone:
+        first.unlink()
+    else:
+        spoil_page(first, 0, 2)  # of a text, whose size is measured there
+    with ds.loader(batch_size=4, shuffle=shuffle, on_error="skip") as loader:
+        assert sorted(ids(loader)) == list(range(10 if gone else 5, 30))
+        assert len(loader.skipped) == (10 if gone else 5)
+
+
+def test_a_filter_leaves_out_what_it_cannot_read_only_where_the_dataset_was_opened_so(tmp_path):
+    make_parquet(tmp_path, FILES, columns=three)
+    spoil_page(tmp_path / "part-00001.parquet", 0, 2)
+    with pytest.raises(BadFile, match=r"part-00001\.parquet, row group 0, column 'text'"):
+        penstock.open(tmp_path).where([("text", "!=", "row 2")])
+    kept = penstock.open(tmp_path, on_error="skip").where([("text", "!=", "row 2")])
+    with kept.loader(batch_size=4) as loader:
+        assert ids(loader) == [i for i in range(30) if i % 4 != 1 and i != 2 and i not in range(10, 15)]
+    assert len(kept.skipped) == 1
 
 
 @pytest.mark.parametrize("shuffle", KINDS)

@@ -78,9 +78,8 @@ class ProcessFinisher:
         self._process = self._context.Process(
             target=_serve, args=(theirs, self._payload, keep), name="penstock-worker", daemon=True
         )
-        with _ctrl_c_later(
-            self._context.get_start_method()
-        ):  # a process that is still importing would print a traceback at Ctrl-C
+        # A process that is still importing would print a traceback at Ctrl-C.
+        with _choice_left_open(), _ctrl_c_later(self._context.get_start_method()):
             self._process.start()
         theirs.close()
         # multiprocessing's own exit function would end our process from a forked child of the user's as well; ours ends
@@ -213,6 +212,22 @@ def _set_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def _choice_left_open() -> Iterator[None]:
+    """Keep the start method open: multiprocessing fixes its default for good when a process is spawned.
+
+    Otherwise the next loader would take that default (fork, on Linux) for the user's choice, and a user could not set
+    one any more.
+    """
+    default = getattr(multiprocessing.context, "_default_context", None)
+    chosen = multiprocessing.get_start_method(allow_none=True) is not None
+    try:
+        yield
+    finally:
+        if not chosen and hasattr(default, "_actual_context"):
+            cast("Any", default)._actual_context = None
 
 
 @contextlib.contextmanager

@@ -309,6 +309,7 @@ class Run:
                 if self._window.key(span.work, index) not in self._window.residents:
                     read = self._window.read_needed(span.work, index, end=end, force=force, tick=self._tick)
                     return None if read is None else self._reading(read)
+                self._window.hold(span.work, index, end)  # it must not leave again: nobody would ask once more
                 span.num_asked += 1
         return None
 

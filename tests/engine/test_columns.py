@@ -107,7 +107,7 @@ def rich(rows):
         "words": pa.array([None if i % 7 == 3 else ["a"] * (i % 3) + [None] for i in some], pa.list_(pa.string())),
         "deep": pa.array([[[i], [], [i, i]][: i % 4] for i in some], pa.list_(pa.list_(pa.int16()))),
         "pairs": pa.array([[("k", i), ("k", None)] for i in some], pa.map_(pa.string(), pa.int32())),
-        "half": pa.array([None if i % 8 == 0 else np.float16(i) for i in some], pa.float16()),
+        "clock": pa.array([None if i % 8 == 0 else i * 1000 for i in some], pa.time64("us")),
         "nothing": pa.nulls(len(some)),
     }
 

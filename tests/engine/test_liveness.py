@@ -229,6 +229,23 @@ def test_a_new_iterator_ends_the_one_before(data):
     assert next(old, None) is None
 
 
+def test_close_waits_for_one_batch_and_not_for_its_span(data):
+    calls = []
+
+    def counted(batch):
+        calls.append(time.monotonic())
+        time.sleep(0.05)
+        return batch
+
+    loader = penstock.open(data).loader(batch_size=1, workers=1, transform=counted)
+    batches = iter(loader)
+    for _ in range(20):  # spans are long by now
+        next(batches)
+    began = time.monotonic()
+    loader.close()
+    assert not [one for one in calls if one > began + 0.01]
+
+
 def test_close_from_a_transform(data):
     def closing(batch):
         loader.close()

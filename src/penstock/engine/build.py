@@ -6,8 +6,9 @@ group, row and column. Holds no lock and keeps no state but the pool of batch me
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -172,6 +173,8 @@ class Builder:
     """Whether batches carry the mask `_valid`."""
     arena: Arena | None = None
     """Where narrow columns of the window lie side by side; None: they stay as they were read."""
+    halted: threading.Event = field(default_factory=threading.Event)
+    """Set when the run is stopped: a span of many slow batches ends with the one it is at."""
 
     def read(self, chunk: int) -> Chunk | LostChunk:
         """Read one chunk, selected rows only; a failure becomes a `LostChunk`."""
@@ -195,11 +198,23 @@ class Builder:
         began = time.perf_counter()
         if any(chunk.damaged for chunk in chunks.values()):
             chunk, row = span_rows(span)
-            return _each(span, lambda step: self._batch_around(span, step, (chunks, chunk, row), finish))
+            return self._each(span, lambda step: self._batch_around(span, step, (chunks, chunk, row), finish))
         rows = _rows(span, cast("dict[int, Chunk]", chunks), views=views)
         columns = self._gather(span, rows)
         self.stats.gathered(time.perf_counter() - began)
-        return _each(span, lambda step: self._batch(span, columns, step, finish))
+        return self._each(span, lambda step: self._batch(span, columns, step, finish))
+
+    def _each(self, span: Span, make: Callable[[int], Built]) -> Results:
+        """Make the batches of a span one after another, up to the first that cannot be made, or to the run's end."""
+        made: list[Built] = []
+        for step in range(span.first_step, span.end_step):
+            if self.halted.is_set():
+                break
+            try:
+                made.append(make(step))
+            except Exception as error:  # noqa: BLE001 -- the consumer meets it in its place
+                return [*made, error]  # not append: the error's traceback holds this frame and its list
+        return [*made]
 
     def _gather(self, span: Span, rows: Runs | Picks) -> list[Gathered]:
         try:
@@ -326,17 +341,6 @@ def take_table_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     index = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
     arrays = [takeable(one_array(chunked)).take(index) for chunked in table.itercolumns()]
     return pa.Table.from_arrays(arrays, names=table.column_names)
-
-
-def _each(span: Span, make: Callable[[int], Built]) -> Results:
-    """Make the batches of a span one after another, up to the first that cannot be made."""
-    made: list[Built] = []
-    for step in range(span.first_step, span.end_step):
-        try:
-            made.append(make(step))
-        except Exception as error:  # noqa: BLE001 -- the consumer meets it in its place
-            return [*made, error]  # not append: the error's traceback holds this frame and its list
-    return [*made]
 
 
 def _is_lost(chunks: Chunks, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -214,6 +214,7 @@ class Run:
             return  # a forked child has no threads to stop, and the lock may be held for ever
         # Called in a locked region (by a garbage collection or a signal handler): our threads need the lock to end.
         inside = cast("Any", self._lock)._is_owned()
+        self._builder.halted.set()
         with self._lock:
             self._stopped = True
             self._cond.notify_all()

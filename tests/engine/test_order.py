@@ -15,7 +15,7 @@ from penstock.testing import assert_resumes_exactly, make_parquet, mixed, strate
 from tests.depth import depth
 from tests.engine.make import column, dataset, deal, ids, run_ranks, save, tightest, with_positions
 
-few = settings(max_examples=depth(30, 600), deadline=None)
+few = settings(max_examples=depth(30, 200), deadline=None)
 KINDS = [False, "groups", True]
 
 

@@ -122,6 +122,8 @@ class Run:
                 raise
             if found is None:
                 self.stop()
+                if self._window.is_tight:
+                    release_unused()  # what the threads have freed; new ones might not find it
                 return None
             self._ready.extend(found)
             del found

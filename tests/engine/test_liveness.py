@@ -28,10 +28,13 @@ from tests.engine.make import ids, tightest
 
 ROOT = Path(__file__).parents[2]
 EXIT_S = 0.5
-LIMIT_S = 60.0 + 3 * depth(0, 20)
+LIMIT_S = depth(60, 600)
 POOLS = ["thread", "process"]
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
+    pytest.mark.timeout(depth(300, 3000)),
+]
 
 
 @pytest.fixture(scope="module")

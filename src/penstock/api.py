@@ -298,7 +298,7 @@ class Dataset:
         facts = self._facts()
         order = choose_order(facts, options)
         share = Share(options.rank or 0, options.world or 1, options.batch_size, remainder, drop_last)
-        return describe(facts, order, Cursor.start(0, order, len(self)), share, window_bytes)
+        return describe(facts, order, Cursor.start(0, order, len(self)), share, options)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

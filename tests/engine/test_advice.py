@@ -212,3 +212,13 @@ def test_rank_and_world_come_from_the_launcher_and_are_said_once(ds, monkeypatch
     monkeypatch.setenv("RANK", "4")
     with pytest.raises(PlanError, match="hold '4' and '4', not a rank below a world"):
         ds.loader(batch_size=8)
+
+
+def test_the_plan_names_the_memory_that_the_loader_demands(ds):
+    some = ds.where([("id", ">", 30)])
+    options = {"batch_size": 8, "shuffle": True, "lanes": 4, "window_bytes": 2000}
+    least = some.plan(**options).least_memory_bytes
+    some.loader(memory_bytes=least, **options).close()
+    with pytest.raises(BudgetError) as caught:
+        some.loader(memory_bytes=least - 1, **options)
+    assert caught.value.least == least

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.engine.needs import count_needs
 from penstock.plan import Order, choose_lanes
 from penstock.plan.plan import Plan, Sizes, make_plan
 
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     from penstock.plan import Cursor, Share
 
 
-def describe(facts: Facts, order: Order, cursor: Cursor, share: Share, window_bytes: int) -> Plan:
+def describe(facts: Facts, order: Order, cursor: Cursor, share: Share, options: LoaderOptions) -> Plan:
     """Return what `share.rank` will do from `cursor` on."""
-    decoded = sum(column.item_bytes for column in facts.columns)
-    sizes = Sizes(facts.row_bytes, facts.column_bytes, decoded, window_bytes)
-    return make_plan(facts.counts, order=order, cursor=cursor, share=share, sizes=sizes)
+    sizes = Sizes(facts.row_bytes, facts.held_bytes, facts.decoded_bytes, options.window_bytes)
+
+    def least(window_rows: int) -> int:
+        return count_needs(facts, window_rows, share.batch_size, options.pool).least
+
+    return make_plan(facts.counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=least)
 
 
 def choose_order(facts: Facts, options: LoaderOptions) -> Order:

@@ -6,10 +6,8 @@ Holds threads only while an iterator is alive; `close()`, a `with` block, `break
 
 from __future__ import annotations
 
-import math
 import warnings
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from penstock.engine.build import MASK, Builder, Skipped
 from penstock.engine.describe import choose_order, describe
 from penstock.engine.finish import Finisher, transform_wants
 from penstock.engine.memory import BlockPool
+from penstock.engine.needs import count_needs
 from penstock.engine.padding import paddings
 from penstock.engine.process import ProcessFinisher, ThreadFinisher, payload_of, start_method
 from penstock.engine.run import Limits, Run, finalize, now
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.engine.build import Built
     from penstock.engine.facts import Facts
     from penstock.engine.finish import Batch
+    from penstock.engine.needs import Needs
     from penstock.options import LoaderOptions
     from penstock.plan import EpochPlan
     from penstock.plan.plan import Plan
@@ -181,7 +181,7 @@ class Loader:
     @property
     def plan(self) -> Plan:
         """What this loader does from here to the end of the epoch; print it. Costs microseconds a row group."""
-        return describe(self._facts, self._order, self._now(), self._share, self._options.window_bytes)
+        return describe(self._facts, self._order, self._now(), self._share, self._options)
 
     @property
     def rank(self) -> int:
@@ -263,8 +263,9 @@ class Loader:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def _check_budget(self) -> _Needs:
-        needs = self._count_needs()
+    def _check_budget(self) -> Needs:
+        window_rows = self._first_plan().window_rows()
+        needs = count_needs(self._facts, window_rows, self._options.batch_size, self._options.pool)
         if needs.least > self._memory_bytes and self._total_rows:
             raise BudgetError(
                 f"memory_bytes={self._memory_bytes:,} is too little: the window of {needs.window_bytes:,} bytes, one "
@@ -273,16 +274,6 @@ class Loader:
                 least=needs.least,
             )
         return needs
-
-    def _count_needs(self) -> _Needs:
-        facts = self._facts
-        largest = int(facts.chunk_rows[facts.counts > 0].max(initial=0))
-        window = math.ceil(self._first_plan().window_rows() * facts.held_bytes)
-        row_bytes = facts.decoded_bytes
-        if self._options.pool == "process":  # gathered and packed for the process, then in its answer
-            row_bytes += 2 * facts.column_bytes
-        batch = math.ceil(row_bytes * min(self._options.batch_size, max(1, self._total_rows)))
-        return _Needs(window, math.ceil(READ_COST * largest * facts.held_bytes), batch)
 
     def _make_run(self) -> Run:
         facts, options, needs = self._facts, self._options, self._needs
@@ -353,17 +344,6 @@ class Loader:
         if not self._at_pass_start() or not self._delivered:
             self._cursor = self._start_of(self._next_pass_epoch())
         self._delivered = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Needs:
-    window_bytes: int
-    read_bytes: int
-    batch_bytes: int
-
-    @property
-    def least(self) -> int:
-        return self.window_bytes + self.read_bytes + 2 * self.batch_bytes
 
 
 class _Pass:

@@ -16,7 +16,7 @@ from penstock.plan.order import as_counts, typical_rows
 from penstock.plan.reads import chunks_per_batch, count_reads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -125,10 +125,19 @@ class Plan:
         return f"reads    {self.read_factor:.3f} bytes {ranks} for each byte needed"
 
 
-def make_plan(
-    counts: Sequence[int] | NDArray[np.integer[Any]], *, order: Order, cursor: Cursor, share: Share, sizes: Sizes
+def make_plan(  # noqa: PLR0913 -- all that a run is made of
+    counts: Sequence[int] | NDArray[np.integer[Any]],
+    *,
+    order: Order,
+    cursor: Cursor,
+    share: Share,
+    sizes: Sizes,
+    least_memory: Callable[[int], int],
 ) -> Plan:
-    """Return what `share.rank` will do from `cursor` to the end of the epoch; about 2 us a chunk, reads nothing."""
+    """Return what `share.rank` will do from `cursor` to the end of the epoch; about 2 us a chunk, reads nothing.
+
+    `least_memory` tells the bytes needed for a window of so many rows; how memory is spent is the engine's business.
+    """
     array = as_counts(counts)
     plan = plan_epoch(array, order=order, cursor=cursor, share=share)
     window_rows, reads = plan.window_rows(), count_reads(array, order=order, cursor=cursor, share=share)
@@ -147,7 +156,7 @@ def make_plan(
         rank_window_bytes=int(window_rows * sizes.read_row_bytes),
         read_factor=reads.factor,
         chunks_per_batch=mixing,
-        least_memory_bytes=least_memory(plan, window_rows, sizes),
+        least_memory_bytes=least_memory(window_rows),
         warnings=advise(plan, sizes, read_factor=reads.factor, chunks_per_batch=mixing),
     )
 
@@ -158,13 +167,6 @@ def job_window_rows(plan: EpochPlan) -> int:
     if order.lanes is None or order.block is None:
         return min(plan.total_rows, typical * plan.share.world)
     return min(plan.total_rows, order.lanes * (order.block + typical))
-
-
-def least_memory(plan: EpochPlan, window_rows: int, sizes: Sizes) -> int:
-    """Return window + one read (three times its chunk) + two batches, in bytes."""
-    largest = int(plan.counts[plan.visits.chunk].max()) if len(plan.visits) else 0
-    batches = 2 * min(plan.share.batch_size, plan.num_items) * sizes.decoded_row_bytes
-    return int((window_rows + 3 * largest) * sizes.read_row_bytes + batches)
 
 
 def bytes_text(num_bytes: int) -> str:

@@ -212,6 +212,10 @@ def test_close_before_and_during_the_start_and_twice():
     begun = ProcessFinisher(b"", "spawn")
     begun._process = multiprocessing.get_context("spawn").Process()  # Ctrl-C came before it was started
     begun.close()
+    late = ProcessFinisher(payload_of(same), "spawn")
+    late.close()
+    late.start()  # closed by another thread in the meantime
+    assert not late._process.is_alive()
     started = ProcessFinisher(payload_of(same), "spawn")
     started.start()
     pid = started._process.pid

@@ -85,6 +85,8 @@ class ProcessFinisher:
         # multiprocessing's own exit function would end our process from a forked child of the user's as well; ours ends
         # with the run, or when it sees this process gone.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
+        if self._closed:  # by another thread, which has not seen the process
+            self._end()
 
     def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
         """Have the process finish a batch; same promise as `Finisher.finish`."""
@@ -144,9 +146,11 @@ class ProcessFinisher:
 
     def close(self) -> None:
         """End the process, whatever it is doing; the pipe goes with the last reference to this object."""
-        if self._closed or self._process is None or self._process.pid is None:
-            return
-        self._closed = True
+        closed, self._closed = self._closed, True
+        if not closed and self._process is not None and self._process.pid is not None:
+            self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.join()
 

@@ -301,7 +301,7 @@ class Loader:
         return Run(self._plans(first), window, builder, limits, self._make_finishers(workers))
 
     def _span_batches(self, batch_bytes: int) -> int:
-        """How many batches are gathered together: one where making a batch takes long, so that workers share the work."""
+        """Return how many batches are gathered together: one where making it takes long, for workers to share."""
         slow = self._options.pool == "process" or self._options.transform is not None
         if slow or not all(column.light for column in self._facts.columns):
             return 1

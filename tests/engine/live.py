@@ -53,7 +53,7 @@ def make(data, pool, transform=plain, **more):
 
 
 _LIBRARIES = {"tasks": 2}
-"""Arrow and its allocators start a thread or two when they first need it; each round has two workers to leave behind."""
+"""Arrow and its allocators start a thread or two when they need it; each round has two workers to leave behind."""
 
 
 def children() -> list[int]:

@@ -22,7 +22,7 @@ from penstock.engine.memory import BlockPool
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
 from penstock.errors import PlanError
-from penstock.options import WINDOW_BYTES, LoaderOptions
+from penstock.options import WINDOW_BYTES, LoaderOptions, one_of
 
 if TYPE_CHECKING:
     import os
@@ -62,7 +62,8 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
             expression; see `Dataset.where`.
         storage_options: Passed to fsspec for URLs.
         filesystem: A pyarrow or fsspec filesystem to use instead of the URL's.
-        schema: A Unischema that overrides the stored or inferred one.
+        schema: A Unischema to use instead of the stored one; columns without a field in it are read as their Arrow
+            type says, without a codec.
         on_error: "skip" leaves out files that cannot be read and lists them in `Dataset.skipped`.
 
     Raises:
@@ -70,6 +71,9 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         BadFile: A file is damaged.
         SchemaError: Files disagree, or a column is missing or of a type without a mapping (docs/types.md).
     """
+    one_of("on_error", on_error, ("raise", "skip"))
+    if schema is not None and not hasattr(schema, "fields"):
+        raise TypeError(f"schema= takes a penstock.Unischema; got {type(schema).__name__}")
     found = open_parquet(
         source,
         storage_options=storage_options,
@@ -186,6 +190,8 @@ class Dataset:
             return self.take(range(*index.indices(len(self))))
         if np.ndim(index):
             return self.take(index)
+        if isinstance(index, str):
+            raise TypeError(f"ds[...] takes numbers of rows; ds.select([{index!r}]) chooses columns")
         batch = self.take([operator.index(index)])
         return {name: _value(values) for name, values in batch.items()}
 
@@ -211,6 +217,9 @@ class Dataset:
     def head(self, n: int = 5) -> Batch:
         """Return the first `n` rows as one batch."""
         return self.take(range(min(n, len(self))))
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a dataset is not pickled or copied; open it again in the other process")
 
     def __iter__(self) -> Any:
         raise TypeError("a dataset is not iterated row by row; use ds.loader(batch_size=...) for batches, or ds[i]")

@@ -29,12 +29,13 @@ def headline(dataset: Dataset) -> str:
     """Return rows, columns, files, row groups and size in one line."""
     groups = len(dataset.chunks)
     return (
-        f"{len(dataset):,} rows x {_count(len(dataset.columns), 'column')} in {_count(len(dataset.files), 'file')}, "
-        f"{_count(groups, 'row group')}, {size_text(dataset.num_bytes)}"
+        f"{len(dataset):,} rows x {count_text(len(dataset.columns), 'column')} in "
+        f"{count_text(len(dataset.files), 'file')}, {count_text(groups, 'row group')}, {size_text(dataset.num_bytes)}"
     )
 
 
-def _count(number: int, word: str) -> str:
+def count_text(number: int, word: str) -> str:
+    """Return a number of things, in the singular for one."""
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 

@@ -72,10 +72,10 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         for name, least in _NUMBERS.items():
             self._check_number(name, least)
-        _one_of("shuffle", self.shuffle, (False, True, "groups"))
-        _one_of("remainder", self.remainder, ("drop", "pad", "uneven"))
-        _one_of("pool", self.pool, ("thread", "process", "serial"))
-        _one_of("on_error", self.on_error, ("raise", "skip"))
+        one_of("shuffle", self.shuffle, (False, True, "groups"))
+        one_of("remainder", self.remainder, ("drop", "pad", "uneven"))
+        one_of("pool", self.pool, ("thread", "process", "serial"))
+        one_of("on_error", self.on_error, ("raise", "skip"))
         if self.seed >= 1 << 64:
             raise PlanError(f"seed must be in [0, 2**64); got {self.seed}")
         if self.transform is not None and not callable(self.transform):
@@ -130,6 +130,7 @@ def _at_least(name: str, value: Any, least: int) -> int:
     return number
 
 
-def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise PlanError unless `value` is one of the choices themselves (1 is not True)."""
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         raise PlanError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")

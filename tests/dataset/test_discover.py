@@ -42,6 +42,12 @@ def test_a_list_keeps_the_users_order(root):
     ]
 
 
+@pytest.mark.parametrize("source", [None, 3, b"folder"])
+def test_a_source_that_is_no_path_is_told(source):
+    with pytest.raises(TypeError, match="a source is a path or URL, or a list of them; got"):
+        find(source)
+
+
 def test_a_file_named_twice_comes_twice(root):
     assert relatives([root / "a.parquet", root / "a.parquet"]) == ["a.parquet"] * 2
 

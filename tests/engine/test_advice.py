@@ -42,7 +42,7 @@ def test_a_plan_is_what_its_loader_does(ds):
     for line in (
         "rows     1,000 in 20 chunks",
         "steps    42 on each of 3 ranks: batches of 8 rows",
-        "2 rows of padding",
+        "rows of padding: 2",
     ):
         assert line in text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 
@@ -19,6 +20,7 @@ from penstock.engine.shared import Packer, SharedBlock, unpack
 from penstock.errors import PlanError, TransformError
 from penstock.testing import make_parquet, mixed
 from tests.engine.make import as_list, ids
+from tests.house import ROOT
 
 
 def same(batch):
@@ -52,6 +54,14 @@ def odd_columns(batch):
         "objects": np.array([{"i": int(i)} for i in batch["id"]], object),
         "list": [[int(i)] * (int(i) % 3) for i in batch["id"]],
     }
+
+
+UNGUARDED = """
+import penstock
+print("the script runs")
+with penstock.open("data").loader(batch_size=4, pool="process", workers=1) as loader:
+    print(sum(len(batch["id"]) for batch in loader))
+"""
 
 
 class Stubborn(Exception):
@@ -291,3 +301,17 @@ def test_gathered_cells_are_packed_without_the_bytes_between():
     packer.pack(memory)
     found = process._unpack_gathered(memory, form).cells
     assert [None if cell is None else bytes(cell) for cell in found] == [b"one", None, b"", b"three"]
+
+
+def test_a_script_without_a_main_guard_is_told_so_and_not_run_again_in_every_process(tmp_path):
+    make_parquet(tmp_path / "data", [[9]])
+    (tmp_path / "script.py").write_text(UNGUARDED, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "put what the script does below `if __name__ == '__main__':`" in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("penstock.errors.WorkerDied")
+    assert "9" not in done.stdout

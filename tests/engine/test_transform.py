@@ -186,7 +186,7 @@ def test_rng_is_the_pinned_generator_of_the_batch(ds):
     [
         (drops_a_row, r"may change columns, not rows: column 'id' has 4 rows, the batch has 5"),
         (gives_a_list, r"must return a dict of columns; got list"),
-        (gives_a_number, r"must return columns of 5 rows; column 'mean' is a float"),
+        (gives_a_number, r"must return columns of 5 rows; column 'mean' is of type float"),
     ],
 )
 def test_a_broken_contract_is_told_with_the_rows(ds, pool, transform, wrong):

@@ -57,8 +57,8 @@ def test_any_plan_can_be_printed(case):
 
 
 def test_the_remainder_is_told():
-    assert "4 of the rows left are dropped" in str(plan_of([1004] * 1, world=5))
-    assert "1 rows of padding" in str(plan_of([1004] * 1, world=5, remainder="pad"))
+    assert "rows dropped: 4" in str(plan_of([1004] * 1, world=5))
+    assert "rows of padding: 1" in str(plan_of([1004] * 1, world=5, remainder="pad"))
     assert "steps    3 to 4 on each of 5 ranks" in str(plan_of([256 * 15 + 1], world=5, remainder="uneven"))
 
 

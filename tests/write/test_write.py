@@ -244,7 +244,8 @@ def test_encoded_cells_have_no_dictionary_and_no_statistics(tmp_path: Path) -> N
 
 
 def test_the_summary_reads_well() -> None:
-    assert str(Written("d", 1000, 2, 3, 4_500_000)) == "d: 1,000 rows in 3 row groups, 2 files, 4.5 MB"
+    assert str(Written("d", 1000, 2, 3, 4_500_000)) == "d: 1,000 rows in 3 row groups, 2 files, 4.3 MiB"
+    assert str(Written("d", 1, 1, 1, 900)) == "d: 1 row in 1 row group, 1 file, 900 B"
 
 
 @pytest.mark.parametrize("bad", [{"row_group_bytes": 0}, {"rows_per_file": 0}, {"partition_by": ["id", "id"]}])

@@ -135,7 +135,7 @@ def _refuse_cut_jpeg(cell: bytes, found: str) -> None:
 
 def _decode_pillow(cell: bytes, found: str) -> NDArray[Any]:
     _refuse_cut_jpeg(cell, found)
-    with library("PIL.Image").open(BytesIO(cell)) as image:
+    with _open_pillow(cell) as image:
         if found == PNG and cell[24] == 16 and cell[25] != 0:
             raise ValueError("Pillow drops half of 16-bit colour; pip install imagecodecs")
         if image.mode in ("1", "P"):
@@ -144,6 +144,14 @@ def _decode_pillow(cell: bytes, found: str) -> NDArray[Any]:
             raise ValueError(f"{image.mode} pixels")
         pixels = np.asarray(image)
     return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels
+
+
+def _open_pillow(cell: bytes) -> Any:
+    pillow = library("PIL.Image")
+    try:
+        return pillow.open(BytesIO(cell))
+    except pillow.UnidentifiedImageError:  # its text names the address of our buffer, which tells nobody anything
+        raise ValueError("Pillow cannot read it") from None
 
 
 def _plain_mode(image: Any) -> str:

@@ -53,7 +53,7 @@ class UnknownCodec(Codec):
 
     def _cure(self, field: FieldLike) -> str:
         module, _, cls = self.name.rpartition(".")
-        get = f"from {module} import {cls}; " if module else ""
+        get = f"from {module} import {cls}; " if module not in ("", "__main__") else ""
         return (
             f"column {field.name!r} is stored with the codec {self.name!r}, which is not registered (classes named "
             f"in a dataset are never imported); before opening write: {get}penstock.register_codec({cls}); "

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
 from penstock.storage.filesystem import not_found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     FileSystem = Any
     Source = str | os.PathLike[str]
@@ -144,7 +145,9 @@ def find_files(
         DatasetNotFound: a source is not there, or holds no Parquet file.
     """
     finder = _Finder(storage_options, filesystem)
-    listed = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    if not isinstance(sources, str | os.PathLike | Iterable) or isinstance(sources, bytes):
+        raise TypeError(f"a source is a path or URL, or a list of them; got {sources!r}")
+    listed = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     if not listed:
         raise DatasetNotFound("no source given; pass a path or URL of a folder, a file or a pattern, or a list of them")
     files: list[DataFile] = []

@@ -86,7 +86,7 @@ def _explain(group: RowGroup, names: Sequence[str], cause: Exception) -> BadFile
         except READ_ERRORS as exc:
             return group.bad(
                 f"cannot be read ({_first_line(exc)})",
-                "the pages are damaged: write the file again, or pass on_error='skip' to leave its rows out",
+                "the pages are damaged: write the file again, or load with on_error='skip' to leave its rows out",
                 column=name,
             )
     return group.bad(f"cannot be read ({_first_line(cause)})", "try again, or write the file again")

@@ -310,7 +310,7 @@ class Builder:
         )
         return DecodeError(
             f"cannot decode column {error.column!r} in {path}, row group {group}, row {file_row}: {error.reason}; "
-            'on_error="skip" leaves such rows out and lists them',
+            'load with on_error="skip" to leave such rows out',
             path=path, row_group=group, row=file_row, column=error.column,
         )  # fmt: skip
 

@@ -181,7 +181,8 @@ def checked(result: Any, num_rows: int) -> Batch:
             count = len(values)
         except TypeError:
             raise TransformError(
-                f"a transform must return columns of {num_rows} rows; column {name!r} is a {type(values).__name__}"
+                f"a transform must return columns of {num_rows} rows; column {name!r} is of type "
+                f"{type(values).__name__}"
             ) from None
         if count != num_rows:
             raise TransformError(

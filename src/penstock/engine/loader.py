@@ -218,6 +218,9 @@ class Loader:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a loader is not pickled or copied; make one in the other process and give it the state_dict()")
+
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderClosed("the loader is closed; make another one from the dataset")
@@ -395,8 +398,9 @@ class _Pass:
 
 def _too_many(skipped: list[Skipped], limit: int) -> Exception:
     last = skipped[-1]
+    count = f"{len(skipped)} row{'s' * (len(skipped) > 1)}"
     return DecodeError(
-        f"{len(skipped)} rows skipped, more than skip_limit={limit}; the last one in {last.path}, "
+        f"{count} skipped, more than skip_limit={limit}; the last one in {last.path}, "
         f"row group {last.row_group}, row {last.row}, column {last.column!r}: {last.reason}",
         path=last.path, row_group=last.row_group, row=last.row, column=last.column,
     )  # fmt: skip

@@ -73,6 +73,7 @@ class ProcessFinisher:
 
     def start(self) -> None:
         """Start the process; returns at once, the process gets ready on its own."""
+        _refuse_while_importing_main()
         self._pipe, theirs = self._context.Pipe(duplex=True)
         keep = self._pipe if self._context.get_start_method() == "fork" else None
         self._process = self._context.Process(
@@ -137,7 +138,7 @@ class ProcessFinisher:
         self._process.join(1)
         code = self._process.exitcode
         how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {_signal_name(-code)}"
-        hint = ""
+        hint = '; pool="serial" runs the same in this process, which may tell more'
         if code == -9:
             hint = "; the system kills processes when memory runs out: lower memory_bytes or workers"
         elif code == 1 and not self._answered:
@@ -216,6 +217,15 @@ def _set_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _refuse_while_importing_main() -> None:
+    """Refuse to start a process in one that still imports the script: the whole script would run in each of them."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            'a loader with pool="process" is iterated while a process of the pool imports the script; '
+            "put what the script does below `if __name__ == '__main__':`"
+        )
 
 
 @contextlib.contextmanager

@@ -113,8 +113,8 @@ class Plan:
         if not rest or self.share.remainder == "uneven":
             return ""
         if self.share.remainder == "drop":
-            return f"; {rest:,} of the rows left are dropped"
-        return f"; {self.share.world - rest:,} rows of padding"
+            return f"; rows dropped: {rest:,}"
+        return f"; rows of padding: {self.share.world - rest:,}"
 
     def _window_text(self) -> str:
         rank = bytes_text(self.rank_window_bytes)

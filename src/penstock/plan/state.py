@@ -42,7 +42,8 @@ class State:
     def from_json(cls, value: Mapping[str, Any]) -> State:
         """Return the state that `to_json` gave; StateMismatch naming the entry that is missing or not understood."""
         if not isinstance(value, Mapping):
-            raise StateMismatch(f"a state is the dict that state_dict() gave; got {type(value).__name__}")
+            hint = "; json.loads gives it back" if isinstance(value, str | bytes) else ""
+            raise StateMismatch(f"a state is the dict that state_dict() gave; got {type(value).__name__}{hint}")
         if _entry(value, "version", int) != VERSION:
             raise StateMismatch(f"state has version {value['version']}, this Penstock knows {VERSION}; update Penstock")
         kind = _kind(_entry(value, "order", str))

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.display import count_text, size_text
 from penstock.write.options import FILE_BYTES, WriteOptions
 from penstock.write.partitions import split
 
@@ -46,8 +47,8 @@ class Written:
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: {self.rows:,} rows in {self.row_groups:,} row groups, {self.files:,} files, "
-            f"{self.bytes / 1e6:,.1f} MB"
+            f"{self.path}: {count_text(self.rows, 'row')} in {count_text(self.row_groups, 'row group')}, "
+            f"{count_text(self.files, 'file')}, {size_text(self.bytes)}"
         )
 
 

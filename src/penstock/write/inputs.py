@@ -116,8 +116,8 @@ def _row_error(index: int, row: Row, schema: Unischema, error: Exception) -> Sch
     extra = [name for name in row if name not in schema.fields]
     if extra:
         return ColumnNotFound(
-            f"row {index}: no field {extra[0]!r} in the schema; {close_names(extra[0], schema.fields)} "
-            "Leave the key out, or add a UnischemaField"
+            f"row {index}: no field {extra[0]!r} in the schema ({close_names(extra[0], schema.fields)}); "
+            "leave the key out, or add a UnischemaField"
         )
     for name, field in schema.fields.items():
         if row.get(name) is None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import psutil
@@ -272,6 +273,36 @@ def test_a_signal_handler_may_close(data):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_span_is_halted_after_its_run_is_stopped_and_stopping_may_be_interrupted(data):
+    class Halted(threading.Event):
+        def set(self):
+            assert run._stopped  # or the part that is built would pass for the whole span
+            run.stop()  # as a signal handler may
+            super().set()
+
+    loader = penstock.open(data).loader(batch_size=7, workers=2)
+    batches = iter(loader)
+    next(batches)
+    run = batches._run
+    object.__setattr__(run._builder, "halted", Halted())
+    loader.close()
+    assert run._builder.halted.is_set()
+
+
+def test_batches_at_hand_that_another_thread_lets_go(data):
+    class Cleared(deque):
+        def __bool__(self):
+            return True
+
+    loader = penstock.open(data).loader(batch_size=7, workers=2)
+    batches = iter(loader)
+    next(batches)
+    batches._run._ready = Cleared()  # empty, though it was not when it was looked at
+    with pytest.raises(LoaderClosed):
+        next(batches)
+    loader.close()
 
 
 def test_a_failing_scheduler_is_an_error_and_no_hang(data, monkeypatch):

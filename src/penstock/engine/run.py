@@ -51,6 +51,7 @@ EXIT_WAIT_S = 10.0
 _INDEXED_AHEAD = 2
 _LOOK_S = 1.0
 """A consumer that waits looks around this often: on Windows Ctrl-C does not interrupt a wait without end."""
+_CLOSED = "the loader was closed while a batch was awaited, or an earlier batch has failed; iterate it anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,10 @@ class Run:
                 return None
             self._ready.extend(found)
             del found
-        one = self._ready.popleft()
+        try:
+            one = self._ready.popleft()
+        except IndexError:  # stopped meanwhile, by another thread
+            raise LoaderClosed(_CLOSED) from None
         if isinstance(one, Built):
             return one
         self.stop()
@@ -148,7 +152,7 @@ class Run:
                     if self._failure is not None:
                         raise self._failure
                     if self._stopped:
-                        raise LoaderClosed("the loader was closed while a batch was awaited")
+                        raise LoaderClosed(_CLOSED)
                     if self._ended and self._deliver == self._next_number and self._spans_left() is None:
                         return None
                     self._one_more_or_wait()
@@ -216,9 +220,10 @@ class Run:
             return  # a forked child has no threads to stop, and the lock may be held for ever
         # Called in a locked region (by a garbage collection or a signal handler): our threads need the lock to end.
         inside = cast("Any", self._lock)._is_owned()
-        self._builder.halted.set()
         with self._lock:
-            self._stopped = True
+            if not self._stopped:  # called again inside these lines: the lock of an Event is not re-entrant
+                self._stopped = True
+                self._builder.halted.set()  # second: what is left of a halted span must never be noted
             self._cond.notify_all()
         for finisher in self._finishers:
             finisher.close()  # first: a thread may be waiting for its process

@@ -281,6 +281,23 @@ def test_loading_a_state_in_the_middle_of_an_iteration_ends_it(numbers_ds):
         assert ids(loader)[10:] == rest
 
 
+def test_a_state_loaded_while_another_thread_takes_a_batch_is_not_overwritten(numbers_ds):
+    with numbers_ds.loader(batch_size=10, shuffle=True) as loader:
+        it = iter(loader)
+        next(it)
+        state = save(loader)
+        take = it._run.next
+
+        def taking_while_loaded():
+            built = take()
+            loader.load_state_dict(state)
+            return built
+
+        it._run.next = taking_while_loaded
+        assert next(it, None) is None
+        assert save(loader) == state
+
+
 def test_a_state_before_the_first_batch_is_the_beginning(numbers_ds):
     with numbers_ds.loader(batch_size=10, shuffle=True, seed=5) as loader:
         state = save(loader)

@@ -6,9 +6,10 @@ Holds threads only while an iterator is alive; `close()`, a `with` block, `break
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -77,6 +78,8 @@ class Loader:
         self._stats = Stats()
         self._skipped: dict[tuple[str, int, int], Skipped] = {}
         self._closed = False
+        self._lock = threading.RLock()
+        """Held where the place of the run moves: one thread may save or load a state while another one iterates."""
         self._active: weakref.ref[_Pass] | None = None
         """Weak: an iterator that nobody holds any more (after `break`) ends at once, and its threads with it."""
         self._progress: tuple[EpochPlan, int] | None = None
@@ -133,10 +136,11 @@ class Loader:
 
     def _now(self) -> Cursor:
         """Return what the consumer has received, worked out when somebody asks."""
-        if self._progress is not None:
-            plan, steps = self._progress
-            self._cursor = plan.after(steps)
-        return self._cursor
+        with self._lock:
+            if self._progress is not None:
+                plan, steps = self._progress
+                self._cursor = plan.after(steps)
+            return self._cursor
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this run as small JSON: what the consumer has received, not what was prefetched.
@@ -226,11 +230,12 @@ class Loader:
             raise LoaderClosed("the loader is closed; make another one from the dataset")
 
     def _end_pass(self) -> None:
-        active, self._active = None if self._active is None else self._active(), None
-        self._now()
-        self._progress = None
+        with self._lock:
+            active, self._active = None if self._active is None else self._active(), None
+            self._now()
+            self._progress = None
         if active is not None:
-            active.stop()
+            active.stop()  # without the lock: it waits for threads, in which a transform may ask for it
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
@@ -328,11 +333,21 @@ class Loader:
 
     # -- called by the pass -----------------------------------------------------------------------------------------
 
-    def _note(self, built: Built, waited_s: float) -> None:
-        """Move on by one delivered batch."""
-        self._delivered = True
-        self._progress = built.work.plan, built.steps
-        self._stats.delivered(built.num_rows, waited_s)
+    def _is_active(self, one: _Pass) -> bool:
+        active = self._active
+        return active is not None and active() is one
+
+    def _move(self, one: _Pass, built: Built | None) -> bool:
+        """Move on by one batch, or to the next pass after the last one; returns False if the pass was ended before."""
+        with self._lock:
+            if not self._is_active(one):
+                return False
+            if built is None:
+                self._ended()
+            else:
+                self._delivered = True
+                self._progress = built.work.plan, built.steps
+            return True
 
     def _note_skipped(self, skipped: tuple[Skipped, ...]) -> None:
         """List what a batch about to be delivered lacks; more than the limit is an error, and it is not delivered."""
@@ -365,23 +380,28 @@ class _Pass:
     def __next__(self) -> Batch:
         loader = self._loader
         run = self._run or self._begin()
-        if loader._active is None or loader._active() is not self:  # after `_begin`: close() may come in between
-            self.stop()
-            loader._check_open()
-            raise StopIteration
+        if not loader._is_active(self):  # after `_begin`: close() may come in between
+            self._refuse()
         began = now()
         built = run.next()
-        if built is None:
-            loader._ended()
-            raise StopIteration
-        if built.skipped:
+        if built is not None and built.skipped:
             try:
                 loader._note_skipped(built.skipped)
             except DecodeError:
                 self.stop()
                 raise
-        loader._note(built, now() - began)
+        if not loader._move(self, built):
+            self._refuse()
+        if built is None:
+            raise StopIteration
+        loader._stats.delivered(built.num_rows, now() - began)
         return built.batch
+
+    def _refuse(self) -> NoReturn:
+        """End an iterator after another one was made, a state loaded or the loader closed."""
+        self.stop()
+        self._loader._check_open()
+        raise StopIteration
 
     def _begin(self) -> Run:
         run = self._loader._make_run()

@@ -180,6 +180,12 @@ def test_rng_is_the_pinned_generator_of_the_batch(ds):
         assert batch["noise"].tolist() == rng.integers(0, 1 << 40, len(batch["first"])).tolist()
 
 
+def test_every_seed_has_generators_of_its_own(ds):
+    seeds = [0, 1, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 2, 2**64 - 1]
+    noise = {tuple(next(iter(ds.loader(batch_size=10, seed=seed, transform=both)))["noise"]) for seed in seeds}
+    assert len(noise) == len(seeds)
+
+
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize(
     ("transform", "wrong"),

@@ -56,7 +56,9 @@ class Place:
 
     def rng(self) -> np.random.Generator:
         """Return the generator keyed by (seed, epoch, position of the batch's first row)."""
-        return np.random.Generator(np.random.Philox(key=[self.seed, self.epoch], counter=[0, self.first, 0, 2]))
+        # As arrays: NumPy takes a list of a number below 2**63 and one above for floats.
+        key = np.array((self.seed, self.epoch), np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, self.first, 0, 2), np.uint64)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -289,6 +290,19 @@ def test_packed_arrays_come_back():
         assert found.dtype == array.dtype
         assert found.tolist() == array.tolist()
         assert found.ctypes.data % 16 == memory.ctypes.data % 16
+
+
+def test_a_type_whose_name_says_only_its_width_comes_back():
+    core = getattr(np, "_core", None) or np.core
+    rational = pytest.importorskip(f"{core.__name__}._rational_tests").rational  # NumPy's own, made like bfloat16
+    array = np.array([rational(1, 3), rational(2, 5)], rational)
+    packer = Packer()
+    description = packer.add(array)
+    memory = np.zeros(packer.num_bytes, np.uint8)
+    packer.pack(memory)
+    found = unpack(memory, pickle.loads(pickle.dumps(description)))
+    assert found.dtype == array.dtype
+    assert found.tolist() == array.tolist()
 
 
 def test_gathered_cells_are_packed_without_the_bytes_between():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Description = tuple[str | np.dtype[Any], tuple[int, ...], int]
-    """Type, shape and place of a packed array; the type by name unless it has fields."""
+    """Type, shape and place of a packed array; the type by name where that says all (not for fields or bfloat16)."""
 
 _WINDOWS = sys.platform == "win32"
 
@@ -103,7 +103,8 @@ class Packer:
         at = self.num_bytes
         self._todo.append((at, array.reshape(-1).view(np.uint8)))
         self.num_bytes = (at + array.nbytes + 63) & -64
-        return array.dtype.str if array.dtype.names is None else array.dtype, array.shape, at
+        dtype, name = array.dtype, array.dtype.str
+        return name if np.dtype(name) == dtype else dtype, array.shape, at
 
     def pack(self, memory: NDArray[np.uint8]) -> None:
         """Copy everything into place."""

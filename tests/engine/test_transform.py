@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 
@@ -12,6 +13,7 @@ import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from penstock.engine import build
+from penstock.engine.finish import transform_wants
 from penstock.errors import PlanError, TransformError
 from penstock.testing import assert_resumes_exactly, assert_same, make_parquet, mixed
 from tests.engine.make import ids, save
@@ -178,6 +180,20 @@ def test_rng_is_the_pinned_generator_of_the_batch(ds):
         assert batch["first"][0] == first
         rng = np.random.Generator(np.random.Philox(key=[7, epoch], counter=[0, first, 0, 2]))
         assert batch["noise"].tolist() == rng.integers(0, 1 << 40, len(batch["first"])).tolist()
+
+
+def test_an_argument_that_a_partial_binds_is_the_users(ds):
+    given = np.random.default_rng(0)
+    own = functools.partial(both, rng=given)
+    assert transform_wants(own) == {"positions"}
+    found = next(iter(ds.loader(batch_size=10, pool="serial", transform=own)))
+    assert found["noise"].tolist() == np.random.default_rng(0).integers(0, 1 << 40, 10).tolist()
+
+
+def test_a_transform_must_not_return_the_mask_of_padding(ds):
+    loader = ds.loader(batch_size=10, remainder="pad", transform=lambda batch: {**batch, "_valid": batch["id"]})
+    with pytest.raises(TransformError, match=r"'_valid'.*another name"):
+        next(iter(loader))
 
 
 def test_every_seed_has_generators_of_its_own(ds):

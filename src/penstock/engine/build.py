@@ -245,6 +245,10 @@ class Builder:
             raise TransformError(f"{error}; in {self._where(part)}") from error.__cause__
         skipped = part.skipped + tuple(self._skipped(span, part.item(one.row), one) for one in lost)
         if self.pad:
+            if MASK in batch:
+                raise TransformError(
+                    f"the transform returned a column {MASK!r}, which remainder='pad' adds; give it another name"
+                )
             valid = cast("NDArray[np.int64]", positions) < span.work.plan.total_rows
             batch[MASK] = np.delete(valid, [one.row for one in lost]) if lost else valid
         self.stats.finished(time.perf_counter() - began)

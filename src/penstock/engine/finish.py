@@ -163,14 +163,15 @@ class Finisher:
 
 
 def transform_wants(transform: Callable[..., Any] | None) -> frozenset[str]:
-    """Return which of the names `rng` and `positions` a transform takes as arguments."""
+    """Return which of the names `rng` and `positions` a transform takes as arguments, and a partial leaves open."""
     if transform is None:
         return frozenset()
     try:
         parameters = inspect.signature(transform).parameters
     except (TypeError, ValueError):  # a builtin without a signature takes just the batch
         return frozenset()
-    return frozenset({"rng", "positions"} & set(parameters))
+    bound = transform.keywords if isinstance(transform, partial) else {}
+    return frozenset({"rng", "positions"} & parameters.keys() - bound.keys())
 
 
 def checked(result: Any, num_rows: int) -> Batch:

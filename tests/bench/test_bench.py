@@ -150,4 +150,4 @@ def test_ratio_is_the_median_of_the_pairs() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.9])
 def test_resume_gives_a_batch(folder: Path, share: float) -> None:
-    assert resume.first_batch_s(folder / "resume10m", share) > 0
+    assert resume.first_batch_s(folder / "resume10m", share, 16) > 0

@@ -23,7 +23,7 @@ HEAVY = (
     "hypothesis",
     "pytest",
 )
-LATE = ("pyarrow.dataset", "pyarrow.compute", "imagecodecs", "simplejpeg")
+LATE = ("pyarrow.dataset", "pyarrow.compute", "imagecodecs", "simplejpeg", "multiprocessing", "html")
 
 
 def run(code: str, *arguments: str) -> str:

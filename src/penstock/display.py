@@ -5,7 +5,6 @@ Looks only at facts that are already there; reads no data.
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,6 +65,8 @@ def dataset_text(dataset: Dataset) -> str:
 
 def dataset_html(dataset: Dataset) -> str:
     """Return the same as a small table."""
+    import html  # has a table of 2,000 entities: only where a notebook asks
+
     head = "".join(f"<th style='text-align:left'>{name}</th>" for name in ("column", "dtype", "shape", "", "codec"))
     rows = schema_rows(dataset)
     body = "".join(

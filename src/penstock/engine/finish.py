@@ -162,6 +162,19 @@ class Finisher:
         return checked(result, place.num_rows if keep is None else int(keep.sum()))
 
 
+class ThreadFinisher:
+    """A `Finisher` that works in the calling thread; has the start and close of one that has a process."""
+
+    def __init__(self, finisher: Finisher) -> None:
+        self.finish = finisher.finish
+
+    def start(self) -> None:
+        """Do nothing: there is no process."""
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+
 def transform_wants(transform: Callable[..., Any] | None) -> frozenset[str]:
     """Return which of the names `rng` and `positions` a transform takes as arguments, and a partial leaves open."""
     if transform is None:

@@ -17,11 +17,10 @@ from penstock.engine import host
 from penstock.engine.arena import make_arena
 from penstock.engine.build import MASK, Builder, Skipped
 from penstock.engine.describe import choose_order, describe
-from penstock.engine.finish import Finisher, transform_wants
+from penstock.engine.finish import Finisher, ThreadFinisher, transform_wants
 from penstock.engine.memory import BlockPool
 from penstock.engine.needs import count_needs
 from penstock.engine.padding import paddings
-from penstock.engine.process import ProcessFinisher, ThreadFinisher, payload_of, start_method
 from penstock.engine.run import Limits, Run, finalize, now
 from penstock.engine.stats import Stats
 from penstock.engine.window import Window
@@ -74,7 +73,7 @@ class Loader:
             paddings(facts.columns, options.pad),
             transform_wants(options.transform),
         )
-        self._payload = payload_of(self._finisher) if options.pool == "process" else b""
+        self._payload = self._make_payload() if options.pool == "process" else b""
         self._stats = Stats()
         self._skipped: dict[tuple[str, int, int], Skipped] = {}
         self._closed = False
@@ -326,9 +325,16 @@ class Loader:
         arena = make_arena(facts.columns, facts.counts, budget, records=not self._order.is_line) if share else None
         return Window(budget, ahead, chunk_bytes, (READ_COST - 1) * whole_bytes, share, facts.slack, arena)
 
+    def _make_payload(self) -> bytes:
+        from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import
+
+        return payload_of(self._finisher)
+
     def _make_finishers(self, workers: int) -> list[Any]:
         if self._options.pool != "process":
             return [ThreadFinisher(self._finisher)] * max(1, workers)
+        from penstock.engine.process import ProcessFinisher, start_method
+
         return [ProcessFinisher(self._payload, start_method()) for _ in range(workers)]
 
     # -- called by the pass -----------------------------------------------------------------------------------------

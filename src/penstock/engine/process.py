@@ -156,19 +156,6 @@ class ProcessFinisher:
         self._process.join()
 
 
-class ThreadFinisher:
-    """A `Finisher` that works in the calling thread; gives it the pool's start and close."""
-
-    def __init__(self, finisher: Finisher) -> None:
-        self.finish = finisher.finish
-
-    def start(self) -> None:
-        """Do nothing: there is no process."""
-
-    def close(self) -> None:
-        """Do nothing: there is no process."""
-
-
 def payload_of(finisher: Finisher) -> bytes:
     """Pickle what a process needs; a function that cannot be pickled is refused with the cure."""
     try:

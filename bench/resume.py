@@ -34,8 +34,9 @@ def first_batch_s(folder: Path, share: float, batch_size: int) -> float:
             state = loader.state_dict()
             state["position"] = int(share * len(dataset))
             loader.load_state_dict(state)
-        next(iter(loader))
-        return time.perf_counter() - start
+        batches = iter(loader)
+        next(batches)
+        return time.perf_counter() - start  # before the iterator is gone: ending it waits for what its threads are at
 
 
 def _child(folder: Path, share: float, batch_size: int) -> float:

@@ -375,3 +375,9 @@ def test_statistics_of_these_types_do_prune(tmp_path, make):
     fs.reads.clear()
     assert chosen(source, [("x", ">", make(94))]).total == 5
     assert fs.reads.num_reads == 1
+
+
+@pytest.mark.parametrize("sign", ["=", "!=", "<"])
+def test_a_comparison_with_none_is_refused_with_the_cure(sign):
+    with pytest.raises(SchemaError, match=r"field\('a'\)\.is_null\(\)"):
+        normalise([("a", sign, None)])

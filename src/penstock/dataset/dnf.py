@@ -76,6 +76,11 @@ def _check_term(term: Any) -> None:
         raise SchemaError(f"unknown operator {term[1]!r} in {term!r}; there are: {', '.join(_OPERATORS)}")
     if term[1] in ("in", "not in") and (isinstance(term[2], (str, bytes)) or not hasattr(term[2], "__iter__")):
         raise SchemaError(f"{term[1]!r} wants a list, set or tuple of values; got {term[2]!r} in {term!r}")
+    if term[2] is None:
+        raise SchemaError(
+            f"{term!r} keeps no row: nothing compares with null; to ask for nulls pass the expression "
+            f"pyarrow.compute.field({term[0]!r}).is_null(), or ~ of it"
+        )
 
 
 def _term(term: Term, schema: pa.Schema | None) -> Expression:

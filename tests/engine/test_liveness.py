@@ -291,6 +291,24 @@ def test_a_span_is_halted_after_its_run_is_stopped_and_stopping_may_be_interrupt
     assert run._builder.halted.is_set()
 
 
+def test_nobody_goes_on_behind_a_batch_that_ctrl_c_took_along(data):
+    def interrupted():
+        take()
+        raise KeyboardInterrupt
+
+    with penstock.open(data).loader(batch_size=7, workers=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        run, state = batches._run, loader.state_dict()
+        take, run.next = run.next, interrupted
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        run.next = take
+        with pytest.raises(LoaderClosed):
+            next(batches)
+        assert loader.state_dict() == state
+
+
 def test_batches_at_hand_that_another_thread_lets_go(data):
     class Cleared(deque):
         def __bool__(self):

@@ -384,6 +384,13 @@ class _Pass:
         return self
 
     def __next__(self) -> Batch:
+        try:
+            return self._take()
+        except BaseException:  # Ctrl-C may have taken a batch along: nobody shall go on behind the gap
+            self.stop()
+            raise
+
+    def _take(self) -> Batch:
         loader = self._loader
         run = self._run or self._begin()
         if not loader._is_active(self):  # after `_begin`: close() may come in between
@@ -391,11 +398,7 @@ class _Pass:
         began = now()
         built = run.next()
         if built is not None and built.skipped:
-            try:
-                loader._note_skipped(built.skipped)
-            except DecodeError:
-                self.stop()
-                raise
+            loader._note_skipped(built.skipped)
         if not loader._move(self, built):
             self._refuse()
         if built is None:
@@ -405,7 +408,6 @@ class _Pass:
 
     def _refuse(self) -> NoReturn:
         """End an iterator after another one was made, a state loaded or the loader closed."""
-        self.stop()
         self._loader._check_open()
         raise StopIteration
 

@@ -112,15 +112,14 @@ class Run:
     # -- the consumer ---------------------------------------------------------------------------------------------
 
     def next(self) -> Built | None:
-        """Return the next batch, or None after the last one; raises what went wrong on the way to it."""
+        """Return the next batch, or None after the last one; raises what went wrong on the way to it.
+
+        Whoever calls it stops the run after an exception, Ctrl-C included.
+        """
         if os.getpid() != self._pid:
             raise LoaderClosed("this loader was made in another process; make one after the fork instead")
         if not self._ready:
-            try:
-                found = self._wait()
-            except BaseException:
-                self.stop()
-                raise
+            found = self._wait()
             if found is None:
                 self.stop()
                 if self._window.is_tight:
@@ -134,7 +133,6 @@ class Run:
             raise LoaderClosed(_CLOSED) from None
         if isinstance(one, Built):
             return one
-        self.stop()
         try:
             raise one
         finally:

@@ -56,7 +56,7 @@ class LoaderOptions:
     """Where decoding and the transform run."""
     workers: int | None = None
     """Threads or processes; None: the cores of this process, divided by the ranks on this host."""
-    memory_bytes: int | None = MEMORY_BYTES
+    memory_bytes: int | None = None
     """Budget in bytes; None: the default, or less where this host or its cgroup has less to give."""
     window_bytes: int = WINDOW_BYTES
     """Shuffle window of the whole job, in bytes of memory."""

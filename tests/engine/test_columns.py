@@ -374,3 +374,14 @@ def test_dates_come_as_numpy_dates(tmp_path):
     ds = penstock.open(make_parquet(tmp_path, [[9]], columns=rich))
     assert ds[4]["day"] == np.datetime64(datetime.date(1970, 1, 5))
     assert ds[2]["day"] is None
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.float32, np.int8, np.bool_])
+def test_null_cells_hold_the_fill_value_that_the_mask_names(tmp_path, dtype):
+    fields = [UnischemaField("x", dtype, (2,), NdarrayCodec(), nullable=True)]
+    rows = [{"x": None if i == 1 else np.ones(2, dtype)} for i in range(3)]
+    penstock.write(rows, tmp_path / "data", Unischema("Cells", fields))
+    (batch,) = penstock.open(tmp_path / "data").loader(batch_size=3)
+    below, filled = batch["x"].data[1], batch["x"].filled()[1]
+    np.testing.assert_array_equal(below, filled)
+    np.testing.assert_array_equal(below, np.full(2, np.nan if np.dtype(dtype).kind in "fc" else 0, dtype))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs.arrow import mask
+from penstock.codecs.arrow_fixed import fill_value
 from penstock.codecs.base import CellError, decode_column, decode_list
 from penstock.engine.chunk import CellLost, Damaged, reason_of
 from penstock.engine.memory import Cutter, aligned
@@ -114,7 +115,7 @@ class Finisher:
         dtype = cast("np.dtype[Any]", column.dtype)
         out = cast("Cutter", cutter).cut((len(cells), *column.shape), dtype, column.item_bytes * len(cells))
         if cells.valid is not None:
-            out[~cells.valid] = _fill(dtype)
+            out[~cells.valid] = fill_value(dtype)
         try:
             decode_column(column.codec, column.field, cells, out)
         except CellError as error:
@@ -210,10 +211,6 @@ def checked(result: Any, num_rows: int) -> Batch:
 def _own(value: Any) -> Any:
     """Return a decoded value the user may write to: a codec may well give a view of its bytes."""
     return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
-
-
-def _fill(dtype: np.dtype[Any]) -> Any:
-    return np.nan if dtype.kind in "fc" else np.array("NaT", dtype) if dtype.kind in "mM" else 0
 
 
 def _try(decode: Callable[[], None], column: str) -> str | None:

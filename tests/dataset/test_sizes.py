@@ -2,10 +2,12 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from penstock.dataset import open_parquet
+from penstock.dataset import open_parquet, sizes
 from penstock.dataset.sizes import fixed_bytes
+from penstock.errors import BadFile
 from penstock.testing import RecordingFileSystem
 from tests.dataset.make import write
 
@@ -84,3 +86,25 @@ def test_partition_columns_count(tmp_path):
     source = open_parquet(tmp_path)
     assert source.column_bytes(["k"]) == 8
     assert source.column_bytes(["t"]) == 4 + 3.5
+
+
+class Failing:
+    def open_input_file(self, *_):
+        raise OSError("connection reset")
+
+
+def test_a_read_that_fails_once_changes_nothing(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"text": ["abc" * 200] * 2000}), tmp_path / "a.parquet", row_group_size=50)
+    expected, measure = open_parquet(tmp_path).row_bytes(), sizes._measure
+    answers = iter([Failing().open_input_file, measure])
+    monkeypatch.setattr(sizes, "_measure", lambda *args: next(answers)(*args))
+    assert open_parquet(tmp_path).row_bytes() == expected
+
+
+def test_a_store_that_fails_is_an_error_and_no_guess(tmp_path, monkeypatch):
+    # A guess on one rank would give it another order than the others, unnoticed.
+    pq.write_table(pa.table({"text": ["abc" * 200] * 2000}), tmp_path / "a.parquet", row_group_size=50)
+    source = open_parquet(tmp_path)
+    object.__setattr__(source._row_group(0).file.root, "fs", Failing())
+    with pytest.raises(BadFile, match=r"a\.parquet, row group 0: .*connection reset.*try again"):
+        source.row_bytes()

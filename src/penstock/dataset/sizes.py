@@ -48,17 +48,46 @@ def _width(arrow_type: pa.DataType) -> float | None:
 
 
 def variable_bytes(group: RowGroup, name: str) -> float:
-    """Return the bytes of one row of a column of varying width, judged by one row group."""
+    """Return the bytes of one row of a column of varying width, judged by one row group.
+
+    A damaged one is judged by its footer. A store that fails is an error: guessing on one rank only would give that
+    rank another order than the others.
+
+    Raises:
+        BadFile: the bytes of the column cannot be had.
+    """
     leaves = _leaves(group, name)
     footer = float(sum(leaf.total_uncompressed_size for leaf in leaves)) / group.num_rows
     if all(_PLAIN.issuperset(leaf.encodings) for leaf in leaves):
         return footer + _VALIDITY
     try:
-        if footer * group.num_rows <= _WHOLE_BYTES:
-            return _measure(group, name, group.num_rows)
-        return max(footer, _measure(group, name, _SAMPLE_ROWS))
+        return _weigh(group, name, footer)
+    except READ_ERRORS:
+        _check_store(group, leaves)
+    try:
+        return _weigh(group, name, footer)
     except READ_ERRORS:  # damaged: to be met where it is read, not where it is weighed
         return footer + _VALIDITY
+
+
+def _weigh(group: RowGroup, name: str, footer: float) -> float:
+    if footer * group.num_rows <= _WHOLE_BYTES:
+        return _measure(group, name, group.num_rows)
+    return max(footer, _measure(group, name, _SAMPLE_ROWS))
+
+
+def _check_store(group: RowGroup, leaves: list[Any]) -> None:
+    """Read the column as plain bytes, which works for damaged ones as well."""
+    try:
+        with group.file.root.fs.open_input_file(group.file.path) as stream:
+            for leaf in leaves:
+                first = min(leaf.data_page_offset, leaf.dictionary_page_offset or leaf.data_page_offset)
+                stream.seek(max(0, first))
+                stream.read(max(0, min(leaf.total_compressed_size, group.size)))
+    except FileNotFoundError:  # gone for every rank
+        return
+    except READ_ERRORS as exc:
+        raise group.bad(f"cannot be read ({exc})", "the store fails: try again") from exc
 
 
 def _leaves(group: RowGroup, name: str) -> list[Any]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import NdarrayCodec
-from penstock.engine import arena, chunk, gather, loader
+from penstock.engine import arena, build, chunk, gather, loader
 from penstock.engine.columns import columns_of
 from penstock.engine.memory import BlockPool
 from penstock.schema.arrow import infer_unischema
@@ -122,6 +122,25 @@ def test_gathering_several_batches_at_once_changes_nothing(data):
         assert_same(fast, plain)
 
 
+@few
+@given(data=st.data())
+def test_finished_columns_are_cut_into_the_batches_that_finishing_gives(data):
+    with dataset(data.draw(groups), columns=narrow) as whole:
+        ds = whole.select(["id", "byte", "flag"])  # nothing to decode, and no nulls
+        how = data.draw(options(ds))
+        cut = []
+
+        def slices(self, span, columns):
+            cut.append(span)
+            return fast_path(self, span, columns)
+
+        fast_path = build.Builder._slices
+        fast, _ = batches_with(ds, [(build.Builder, "_slices", slices)], **how)
+        plain, _ = batches_with(ds, [(build.Builder, "_ready", lambda *args: None)], **how)
+        assert_same(fast, plain)
+        assert bool(cut) == bool(fast and "_valid" not in fast[0])
+
+
 def test_several_batches_are_gathered_at_once(tmp_path):
     ds = penstock.open(make_parquet(tmp_path, [[100]]))
     calls = []
@@ -131,10 +150,20 @@ def test_several_batches_are_gathered_at_once(tmp_path):
         return gather.gather(*args, **more)
 
     batches, _ = batches_with(
-        ds, [(loader, "_SPAN_BATCHES", 64), (penstock.engine.build, "gather", counted)], batch_size=2
+        ds, [(loader, "_SPAN_BATCHES", 64), (penstock.engine.build, "gather", counted)], batch_size=2, epochs=2
     )
-    assert ids(batches) == list(range(100))
-    assert len(calls) < 15
+    assert ids(batches) == [*range(100)] * 2
+    assert len(calls) < 25
+
+
+def test_batches_inside_one_chunk_are_views_whatever_lies_in_their_span(tmp_path):
+    ds = penstock.open(make_parquet(tmp_path, [[10, 10, 10]]))
+    batches, _ = batches_with(ds, [(loader, "_SPAN_BATCHES", 64)], batch_size=4)
+    assert ids(batches) == [*range(30)]
+    first, across, second, *_ = (batch["id"] for batch in batches[1:])
+    assert np.shares_memory(first, batches[0]["id"].base)
+    assert not np.shares_memory(across, first.base)
+    assert not np.shares_memory(second, first.base)
 
 
 @few

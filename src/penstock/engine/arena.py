@@ -15,6 +15,8 @@ the plain twin).
 from __future__ import annotations
 
 import heapq
+import math
+import mmap
 import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, cast
@@ -110,7 +112,7 @@ class Shelf(Arena):
     def __init__(self, columns: Sequence[Column], slot_rows: int, num_slots: int) -> None:
         super().__init__(slot_rows, num_slots)
         self._arrays: list[tuple[int, NDArray[Any]]] = [
-            (number, np.empty((num_slots * slot_rows, *column.shape), column.dtype))
+            (number, _untouched((num_slots * slot_rows, *column.shape), column.dtype))
             for number, column in enumerate(columns)
             if is_narrow(column)
         ]
@@ -121,6 +123,16 @@ class Shelf(Arena):
             there = array[first : first + len(part.values)]
             there[...] = part.values
             part.values = there
+
+
+def _untouched(shape: tuple[int, ...], dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    """Return memory whose pages are taken one by one as they are written.
+
+    NumPy asks the system for huge pages, which pay for random access; written once and read in order they only cost:
+    the first touch of 400 MB was seen to take 0.35 s with them and 0.15 s without.
+    """
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.ndarray(shape, dtype, mmap.mmap(-1, max(1, num_bytes)))
 
 
 def is_narrow(column: Column) -> bool:

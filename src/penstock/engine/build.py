@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -21,7 +22,7 @@ from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.errors import BadFile, DecodeError, TransformError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -148,6 +149,23 @@ class _Part:
         return self.items.start + row if isinstance(self.items, slice) else int(self.items[row])
 
 
+def _split(span: Span, batch_size: int) -> Iterator[Span]:
+    """Cut an indexed span of a line order into its batches."""
+    runs = deque(cast("list[tuple[int, int, int]]", span.runs))
+    for step in range(span.first_step, span.end_step):
+        lo, hi = step * batch_size, min((step + 1) * batch_size, span.hi)
+        mine, need = [], hi - lo
+        while need:
+            chunk, first, end = runs.popleft()
+            cut = min(end, first + need)
+            mine.append((chunk, first, cut))
+            need -= cut - first
+            if cut < end:
+                runs.appendleft((chunk, cut, end))
+        positions = None if span.positions is None else span.positions[lo - span.lo : hi - span.lo]
+        yield replace(span, first_step=step, end_step=step + 1, lo=lo, hi=hi, runs=mine, positions=positions)
+
+
 def span_rows(span: Span) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the chunk and the row of every item of an indexed span; for errors and damaged data only."""
     if span.runs is None:
@@ -199,10 +217,37 @@ class Builder:
         if any(chunk.damaged for chunk in chunks.values()):
             chunk, row = span_rows(span)
             return self._each(span, lambda step: self._batch_around(span, step, (chunks, chunk, row), finish))
+        if views and span.runs is not None and span.end_step - span.first_step > 1:
+            # A batch inside one chunk is a view of it; gathered together, all would be copied for one at the border.
+            batches = _split(span, self.batch_size)
+            return [built for one in batches for built in self.build(one, chunks, views=True, finish=finish)]
         rows = _rows(span, cast("dict[int, Chunk]", chunks), views=views)
         columns = self._gather(span, rows)
         self.stats.gathered(time.perf_counter() - began)
+        ready = self._ready(columns)
+        if ready is not None:
+            return self._slices(span, ready)
         return self._each(span, lambda step: self._batch(span, columns, step, finish))
+
+    def _ready(self, columns: list[Gathered]) -> dict[str, NDArray[Any]] | None:
+        """Return the columns of a span if nothing is left to do with them: no cells, nulls, padding or transform."""
+        if self.finisher.transform is not None or self.finisher.pad or self.pad:
+            return None
+        if any(one.values is None or one.valid is not None for one in columns):
+            return None
+        return {
+            column.name: cast("NDArray[Any]", one.values) for column, one in zip(self.columns, columns, strict=True)
+        }
+
+    def _slices(self, span: Span, columns: dict[str, NDArray[Any]]) -> Results:
+        """Cut finished columns into batches: 10 us a batch of 40 columns instead of 130 (`_each` is the plain twin)."""
+        made: Results = []
+        for step in range(span.first_step, span.end_step):
+            lo = step * self.batch_size - span.lo
+            hi = min(lo + self.batch_size, span.hi - span.lo)
+            batch: Batch = {name: values[lo:hi] for name, values in columns.items()}
+            made.append(Built(span.work, step + 1, batch, hi - lo, ()))
+        return made
 
     def _each(self, span: Span, make: Callable[[int], Built]) -> Results:
         """Make the batches of a span one after another, up to the first that cannot be made, or to the run's end."""

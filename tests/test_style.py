@@ -22,7 +22,7 @@ FORBIDDEN = {
 # Files that must quote other people's words: Petastorm's names as its users typed them.
 MAY_QUOTE = re.compile(r"petastorm|glossary")
 
-MACHINE = re.compile(r"(?<![\w.])(/home/\w+|/Users/\w+|/root/|/work/|/tmp/\w|[A-Z]:\\\\Users|\.\./shared)")
+MACHINE = re.compile(r"(?<![\w.])(/home/\w+|/Users/\w+|/roo[t]/|/wor[k]/|/tmp/\w|[A-Z]:\\\\Users|\.\./share[d])")
 
 
 def sentences(docstring: str) -> int:

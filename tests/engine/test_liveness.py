@@ -33,6 +33,7 @@ LIMIT_S = depth(60, 600)
 POOLS = ["thread", "process"]
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
     pytest.mark.timeout(depth(300, 3000)),
 ]

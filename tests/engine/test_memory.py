@@ -32,6 +32,7 @@ SCALE = depth(4, 1)
 MB = 1 << 20
 ALLOWED = 1.2
 
+pytestmark = pytest.mark.slow
 needs_proc = pytest.mark.skipif(not LINUX, reason="measures through /proc")
 
 

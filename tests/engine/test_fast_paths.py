@@ -47,7 +47,7 @@ def batches_with(ds, changes, **options):
             return list(made), made.stats()
 
 
-NO_ARENA = [(loader, "make_arena", lambda *args, **more: None)]
+NO_ARENA = [(loader, "make_records", lambda *args, **more: None)]
 ALWAYS_ARENA = [(arena, "_LEAST_COLUMNS", 1), (arena, "_MOST_WASTE", 1e9)]
 
 
@@ -85,8 +85,7 @@ def test_an_arena_changes_nothing(data):
         assert_same(fast, plain)
 
 
-@pytest.mark.parametrize(("shuffle", "kind"), [(True, arena.Records), (False, arena.Shelf)])
-def test_arenas_are_used_where_they_should_be(tmp_path, shuffle, kind):
+def test_records_are_used_where_they_should_be(tmp_path):
     ds = penstock.open(make_parquet(tmp_path, [[10] * 6], columns=narrow))
     filled = []
 
@@ -94,10 +93,39 @@ def test_arenas_are_used_where_they_should_be(tmp_path, shuffle, kind):
         filled.append(first)
         return plain(self, first, parts)
 
-    plain = kind._fill
-    batches, _ = batches_with(ds, [(kind, "_fill", fill)], batch_size=7, shuffle=shuffle, epochs=2)
+    plain = arena.Records._fill
+    batches, _ = batches_with(ds, [(arena.Records, "_fill", fill)], batch_size=7, shuffle=True, epochs=2)
     assert sorted(filled) == [0, 10, 20, 30, 40, 50]
     assert sorted(ids(batches)) == sorted([*range(60)] * 2)
+
+
+@pytest.mark.parametrize("shuffle", [False, "groups"])
+def test_kept_chunks_are_the_consumers_own_in_every_epoch(tmp_path, shuffle):
+    ds = penstock.open(make_parquet(tmp_path, [[10] * 6], columns=narrow))
+    seen = []
+    with ds.loader(batch_size=7, shuffle=shuffle, epochs=3) as made:
+        for batch in made:
+            seen += batch["id"].tolist()
+            for values in batch.values():
+                if isinstance(values, np.ndarray):
+                    assert values.flags.writeable
+            batch["id"][:] = -1  # what the user does to a batch never comes back
+        assert made.stats()["chunks_read"] == 6
+    assert sorted(seen) == sorted([*range(60)] * 3)
+
+
+def test_a_full_shelf_keeps_what_it_has_and_the_rest_is_read_again(tmp_path):
+    ds = penstock.open(make_parquet(tmp_path, [[10] * 6], columns=narrow))
+
+    class Small(arena.Shelf):
+        def __init__(self, limit_bytes, slack, pool):
+            super().__init__(800, slack, pool)
+
+    how = {"batch_size": 7, "epochs": 3, "workers": 2}
+    plain, _ = batches_with(ds, [(loader, "_RETAIN_SHARE", 0.0)], **how)
+    fast, stats = batches_with(ds, [(loader, "Shelf", Small)], **how)
+    assert_same(fast, plain)
+    assert 6 < stats["chunks_read"] < 18
 
 
 def test_slots_are_used_again_and_never_twice_at_once(tmp_path):
@@ -172,7 +200,7 @@ def test_keeping_chunks_for_the_next_epoch_changes_nothing(data):
     with dataset(data.draw(groups), columns=narrow) as ds:
         how = {"epochs": 3, **data.draw(options(ds))}
         plain, _ = batches_with(ds, [(loader, "_RETAIN_SHARE", 0.0)], **how)
-        fast, _ = batches_with(ds, [(loader, "_RETAIN_SHARE", 1e9)], **how)
+        fast, _ = batches_with(ds, [(loader, "_RETAIN_SHARE", 0.6)], **how)
         assert_same(fast, plain)
 
 

@@ -1,35 +1,39 @@
-"""Memory of our own for the narrow columns of chunks that will be used many times.
+"""Memory of our own for chunks that will be used many times.
 
-Chunks are copied into equal slots right after they are read, while they are still in the cache, so that Arrow's memory
-is used again for the next read. A slot comes back when its chunk leaves the window. Two layouts:
+Chunks are copied right after they are read, while they are still in the cache, so that Arrow's memory is used again
+for the next read. Two layouts:
 
-- `Records`, for the lane order: all values of a row lie side by side. Rows picked from anywhere cost one visit to
-  memory each, instead of one for each column: with 40 columns four cache lines a row instead of forty, which matters
-  most where several processes share the cache.
-- `Shelf`, for line orders that keep what they read for the next epoch: column by column, copied out in slices.
-
-A chunk that finds no slot stays as it was read, and spans that touch it are gathered chunk by chunk (`gather.Picks`,
-the plain twin).
+- `Records`, for the lane order: all narrow values of a row lie side by side. Rows picked from anywhere cost one visit
+  to memory each, instead of one for each column: with 40 columns four cache lines a row instead of forty, which matters
+  most where several processes share the cache. Slots are equal; one comes back when its chunk leaves the window. A
+  chunk that finds no slot stays as it was read, and spans that touch it are gathered chunk by chunk (`gather.Picks`,
+  the plain twin).
+- `Shelf`, for line orders that keep what they read for the next epoch: column by column, copied out a chunk at a time.
+  Batches are views of that copy, as they are views of a chunk just read. A chunk that finds no room is read again (the
+  plain twin).
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 import mmap
 import threading
-from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+
+from penstock.engine.chunk import FixedPart
+from penstock.engine.memory import Cutter, aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.engine.chunk import FixedPart, Part
+    from penstock.engine.chunk import Chunk, Part
     from penstock.engine.columns import Column
+    from penstock.engine.memory import BlockPool
 
 NARROW_BYTES = 64
 """Wider values gain nothing: copying one costs more than finding it."""
@@ -41,13 +45,21 @@ _BLOCK_BYTES = 1 << 19
 """Rows are turned into columns in blocks of this size, which stay in the second-level cache meanwhile."""
 
 
-class Arena(ABC):
-    """Slots for chunks; `put` fills one, `free` gives it back. Any thread may call either."""
+class Records:
+    """Slots for chunks, rows as records; `put` fills a slot, `free` gives it back, `take` gathers. For any thread."""
 
-    def __init__(self, slot_rows: int, num_slots: int) -> None:
+    def __init__(self, columns: Sequence[Column], slot_rows: int, num_slots: int) -> None:
         self.slot_rows = slot_rows
         self._lock = threading.Lock()
         self._free = list(range(num_slots))  # a heap: low slots first keeps the touched memory small
+        dtype = record_dtype(columns)
+        # Untouched pages of np.empty cost nothing: memory is taken as slots fill.
+        self._records: NDArray[Any] = np.empty(num_slots * slot_rows, dtype)
+        self._rows = self._records.view(f"V{dtype.itemsize}")
+        self._block_rows = max(256, min(4096, _BLOCK_BYTES // dtype.itemsize))
+        self._names = [(int(name), name) for name in cast("tuple[str, ...]", dtype.names)]
+        self.columns = frozenset(number for number, _ in self._names)
+        """Numbers of the columns that lie here."""
 
     def put(self, parts: Sequence[Part]) -> int:
         """Copy the narrow columns of a chunk into a free slot and point the parts there; -1 if no slot is free."""
@@ -62,25 +74,6 @@ class Arena(ABC):
         """Give a slot back; its chunk must not be gathered from any more."""
         with self._lock:
             heapq.heappush(self._free, slot)
-
-    @abstractmethod
-    def _fill(self, first: int, parts: Sequence[Part]) -> None:
-        """Copy the values of the narrow columns to the rows from `first` on, and point the parts there."""
-
-
-class Records(Arena):
-    """Rows as records, from which `take` gathers."""
-
-    def __init__(self, columns: Sequence[Column], slot_rows: int, num_slots: int) -> None:
-        super().__init__(slot_rows, num_slots)
-        dtype = record_dtype(columns)
-        # Untouched pages of np.empty cost nothing: memory is taken as slots fill.
-        self._records: NDArray[Any] = np.empty(num_slots * slot_rows, dtype)
-        self._rows = self._records.view(f"V{dtype.itemsize}")
-        self._block_rows = max(256, min(4096, _BLOCK_BYTES // dtype.itemsize))
-        self._names = [(int(name), name) for name in cast("tuple[str, ...]", dtype.names)]
-        self.columns = frozenset(number for number, _ in self._names)
-        """Numbers of the columns that lie here."""
 
     def _fill(self, first: int, parts: Sequence[Part]) -> None:
         mine = [(cast("FixedPart", parts[number]), name) for number, name in self._names]
@@ -106,33 +99,76 @@ class Records(Arena):
                 column[first : first + count] = values[:count]
 
 
-class Shelf(Arena):
-    """Columns side by side."""
+class Shelf:
+    """Chunks that line orders keep for later epochs; nobody else sees their memory. For any thread."""
 
-    def __init__(self, columns: Sequence[Column], slot_rows: int, num_slots: int) -> None:
-        super().__init__(slot_rows, num_slots)
-        self._arrays: list[tuple[int, NDArray[Any]]] = [
-            (number, _untouched((num_slots * slot_rows, *column.shape), column.dtype))
-            for number, column in enumerate(columns)
-            if is_narrow(column)
-        ]
+    def __init__(self, limit_bytes: int, slack: float, pool: BlockPool) -> None:
+        self._limit_bytes = limit_bytes
+        self._slack = slack
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._kept: dict[int, tuple[Chunk, NDArray[np.uint8] | None]] = {}
+        """Chunk, and the block that its stacked columns lie in."""
 
-    def _fill(self, first: int, parts: Sequence[Part]) -> None:
-        for number, array in self._arrays:
-            part = cast("FixedPart", parts[number])
-            there = array[first : first + len(part.values)]
-            there[...] = part.values
-            part.values = there
+    def __contains__(self, index: int) -> bool:
+        return index in self._kept
+
+    def put(self, chunk: Chunk) -> None:
+        """Keep a chunk as it is now, as long as there is room: its stacked columns are copied, the rest is shared."""
+        num_bytes = int(chunk.num_bytes * self._slack)
+        with self._lock:
+            if chunk.index in self._kept or self._bytes + num_bytes > self._limit_bytes:
+                return
+            self._bytes += num_bytes
+        fixed = [part.values for part in chunk.parts if isinstance(part, FixedPart)]
+        block = _untouched(sum(aligned(values.nbytes) for values in fixed)) if fixed else None
+        kept = _moved(chunk, block)
+        for part, there in zip(chunk.parts, kept.parts, strict=True):
+            if isinstance(part, FixedPart):
+                cast("FixedPart", there).values[...] = part.values
+        self._kept[chunk.index] = kept, block
+
+    def get(self, index: int, *, last: bool) -> Chunk | None:
+        """Return a chunk that nobody else has: a copy, or the chunk itself at its last use; None if it was not kept."""
+        kept = self._kept.pop(index, None) if last else self._kept.get(index)
+        if kept is None:
+            return None
+        chunk, block = kept
+        if last or block is None:  # without stacked columns nothing of it is ever handed out
+            return chunk
+        mine = self._pool.lease(block.size)
+        mine[...] = block  # all columns in one go: with a copy for each, threads would spend their time on the GIL
+        return _moved(chunk, mine)
+
+    def clear(self) -> None:
+        """Let everything go."""
+        self._kept.clear()
 
 
-def _untouched(shape: tuple[int, ...], dtype: np.dtype[Any] | None) -> NDArray[Any]:
+def _moved(chunk: Chunk, block: NDArray[np.uint8] | None) -> Chunk:
+    """Return the chunk with its stacked columns in a block, one after another; their values are not copied here."""
+    if block is None:
+        return chunk
+    cut = Cutter(block).cut
+    parts = [
+        FixedPart(cut(part.values.shape, part.values.dtype, part.values.nbytes), part.valid)
+        if isinstance(part, FixedPart)
+        else part
+        for part in chunk.parts
+    ]
+    return replace(chunk, parts=tuple(parts))
+
+
+def _untouched(num_bytes: int) -> NDArray[np.uint8]:
     """Return memory whose pages are taken one by one as they are written.
 
     NumPy asks the system for huge pages, which pay for random access. Read in order they gain little, and their first
-    touch is a gamble: 400 MB were seen to take 0.12 s to 1.0 s with them and 0.3 s without.
+    touch is a gamble: 400 MB were seen to take 0.05 s to 1.0 s with them and 0.2 s to 0.3 s without. Shared memory,
+    which `mmap` gives unless told otherwise, costs more to touch and to free.
     """
-    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.ndarray(shape, dtype, mmap.mmap(-1, max(1, num_bytes)))
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return np.frombuffer(mmap.mmap(-1, max(1, num_bytes), **private), np.uint8)
 
 
 def is_narrow(column: Column) -> bool:
@@ -147,16 +183,13 @@ def record_dtype(columns: Sequence[Column]) -> np.dtype[Any]:
     return np.dtype([(str(number), column.dtype, column.shape) for number, column in narrow], align=True)
 
 
-def make_arena(
-    columns: Sequence[Column], counts: NDArray[np.int64], budget_bytes: int, *, records: bool
-) -> Arena | None:
+def make_records(columns: Sequence[Column], counts: NDArray[np.int64], budget_bytes: int) -> Records | None:
     """Return an arena for these chunks within a budget, or None where it would not pay."""
     used = counts[counts > 0]
-    narrow = sum(map(is_narrow, columns))
-    if narrow < (_LEAST_COLUMNS if records else 1) or not len(used):
+    if sum(map(is_narrow, columns)) < _LEAST_COLUMNS or not len(used):
         return None
     slot_rows = int(used.max())
     slots = int(min(len(used), budget_bytes // (record_dtype(columns).itemsize * slot_rows)))
     if slots < 2 or slot_rows * len(used) > _MOST_WASTE * used.sum():
         return None
-    return Records(columns, slot_rows, slots) if records else Shelf(columns, slot_rows, slots)
+    return Records(columns, slot_rows, slots)

@@ -16,9 +16,10 @@ import numpy as np
 
 from penstock.codecs import Cells
 from penstock.codecs.arrow import takeable
-from penstock.engine.chunk import CellLost, Chunk, LostChunk, make_chunk, one_array
+from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk, one_array
 from penstock.engine.finish import Lost, Place, ThreadFinisher
 from penstock.engine.gather import Gathered, Picks, Runs, gather
+from penstock.engine.memory import Cutter, aligned
 from penstock.errors import BadFile, DecodeError, TransformError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from penstock.engine.arena import Arena
+    from penstock.engine.arena import Records, Shelf
     from penstock.engine.columns import Column
     from penstock.engine.finish import Batch, Finisher
     from penstock.engine.memory import BlockPool
@@ -189,14 +190,23 @@ class Builder:
     seed: int
     pad: bool
     """Whether batches carry the mask `_valid`."""
-    arena: Arena | None = None
+    arena: Records | None = None
     """Where narrow columns of the window lie side by side; None: they stay as they were read."""
+    shelf: Shelf | None = None
+    """Where chunks are kept for the next epoch; None: they are read again."""
     halted: threading.Event = field(default_factory=threading.Event)
     """Set when the run is stopped: a span of many slow batches ends with the one it is at."""
 
-    def read(self, chunk: int) -> Chunk | LostChunk:
-        """Read one chunk, selected rows only; a failure becomes a `LostChunk`."""
+    def read(self, chunk: int, *, last: bool) -> Chunk | LostChunk:
+        """Read one chunk, selected rows only, or take it where it was kept; a failure becomes a `LostChunk`.
+
+        `last`: no later epoch will use it.
+        """
         began = time.perf_counter()
+        kept = None if self.shelf is None else self.shelf.get(chunk, last=last)
+        if kept is not None:
+            self.stats.gathered(time.perf_counter() - began)
+            return kept
         try:
             table = self.source.read_chunk(chunk, [column.name for column in self.columns])
             rows = self.selection.rows_of(chunk)
@@ -204,6 +214,8 @@ class Builder:
             made = make_chunk(chunk, table, self.columns, skip=self.finisher.skip)
             if self.arena is not None:
                 made = replace(made, slot=self.arena.put(made.parts))
+            if self.shelf is not None and not last:
+                self.shelf.put(made)
         except CellLost as error:
             return LostChunk(chunk, self.located(chunk, error.row, error))
         except Exception as error:  # noqa: BLE001 -- whoever needs a row of it meets the error, with its cause
@@ -219,8 +231,7 @@ class Builder:
             return self._each(span, lambda step: self._batch_around(span, step, (chunks, chunk, row), finish))
         if views and span.runs is not None and span.end_step - span.first_step > 1:
             # A batch inside one chunk is a view of it; gathered together, all would be copied for one at the border.
-            batches = _split(span, self.batch_size)
-            return [built for one in batches for built in self.build(one, chunks, views=True, finish=finish)]
+            return self._views(span, chunks, finish)
         rows = _rows(span, cast("dict[int, Chunk]", chunks), views=views)
         columns = self._gather(span, rows)
         self.stats.gathered(time.perf_counter() - began)
@@ -229,11 +240,54 @@ class Builder:
             return self._slices(span, ready)
         return self._each(span, lambda step: self._batch(span, columns, step, finish))
 
-    def _ready(self, columns: list[Gathered]) -> dict[str, NDArray[Any]] | None:
-        """Return the columns of a span if nothing is left to do with them: no cells, nulls, padding or transform."""
-        if self.finisher.transform is not None or self.finisher.pad or self.pad:
+    def _views(self, span: Span, chunks: Chunks, finish: Any) -> Results:
+        """Build the batches of a line span one by one; where nothing is left to be done they are cut at once."""
+        began = time.perf_counter()
+        ready = isinstance(finish, ThreadFinisher) and self._columns_of(cast("dict[int, Chunk]", chunks))
+        made: Results = []
+        for one in _split(span, self.batch_size):
+            if ready:
+                batch = self._cut(cast("list[tuple[int, int, int]]", one.runs), ready)
+                made.append(Built(span.work, one.end_step, batch, one.hi - one.lo, ()))
+            else:
+                made += self.build(one, chunks, views=True, finish=finish)
+        if ready:
+            self.stats.finished(time.perf_counter() - began)
+        return made
+
+    def _cut(self, runs: list[tuple[int, int, int]], ready: dict[int, list[NDArray[Any]]]) -> Batch:
+        """Return a batch of finished columns: a view of a chunk, or what is in several of them put together."""
+        chunk, first, end = runs[0]
+        if len(runs) == 1:
+            pairs = zip(self.columns, ready[chunk], strict=True)
+            return {column.name: values[first:end] for column, values in pairs}
+        num_rows = sum(end - first for _, first, end in runs)
+        cut = Cutter(self.pool.lease(sum(aligned(column.item_bytes * num_rows) for column in self.columns))).cut
+        batch: Batch = {}
+        for number, column in enumerate(self.columns):
+            out = cut((num_rows, *column.shape), column.dtype, column.item_bytes * num_rows)
+            batch[column.name] = np.concatenate([ready[chunk][number][lo:hi] for chunk, lo, hi in runs], out=out)
+        return batch
+
+    @property
+    def _finishes(self) -> bool:
+        """Whether anything is done to columns that need no decoding."""
+        return self.finisher.transform is not None or bool(self.finisher.pad) or self.pad
+
+    def _columns_of(self, chunks: dict[int, Chunk]) -> dict[int, list[NDArray[Any]]] | None:
+        """Return the columns of chunks if nothing is left to do with them: no cells, nulls, padding or transform."""
+        if self._finishes:
             return None
-        if any(one.values is None or one.valid is not None for one in columns):
+        columns: dict[int, list[NDArray[Any]]] = {}
+        for index, chunk in chunks.items():
+            columns[index] = [part.values for part in chunk.parts if isinstance(part, FixedPart)]
+            if chunk.nulls or len(columns[index]) < len(self.columns):
+                return None
+        return columns
+
+    def _ready(self, columns: list[Gathered]) -> dict[str, NDArray[Any]] | None:
+        """Return the columns of a span if nothing is left to do with them, as `_columns_of`."""
+        if self._finishes or any(one.values is None or one.valid is not None for one in columns):
             return None
         return {
             column.name: cast("NDArray[Any]", one.values) for column, one in zip(self.columns, columns, strict=True)

@@ -15,7 +15,6 @@ import numpy as np
 from penstock.codecs import Cells
 from penstock.codecs.arrow import Objects, objects
 from penstock.codecs.base import CellError
-from penstock.engine.arena import Arena, Records
 from penstock.engine.chunk import CellLost, CellsPart, Damaged, ObjectsPart, reason_of
 from penstock.engine.memory import Cutter, aligned
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from penstock.engine.arena import Records
     from penstock.engine.chunk import Chunk, Part
     from penstock.engine.columns import Column
     from penstock.engine.memory import BlockPool
@@ -183,7 +183,7 @@ def _take(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> N
 
 
 def gather(
-    rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Arena | None, *, skip: bool
+    rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Records | None, *, skip: bool
 ) -> list[Gathered]:
     """Gather every column of a span; stacked columns share one block of the pool.
 
@@ -215,7 +215,7 @@ def _stacks(i: int, column: Column, chunks: Sequence[Chunk], run: slice | None) 
 
 
 def _stack(
-    rows: Rows, columns: Sequence[tuple[int, Column]], pool: BlockPool, arena: Arena | None
+    rows: Rows, columns: Sequence[tuple[int, Column]], pool: BlockPool, arena: Records | None
 ) -> dict[int, NDArray[Any]]:
     """Copy the rows of stacked columns into one block. A loop over maybe 1,000 columns: every call counts."""
     num_rows, chunks = rows.num_rows, rows.chunks
@@ -225,7 +225,7 @@ def _stack(
     cut = cutter.cut
     out = {i: cut((num_rows, *column.shape), column.dtype, column.item_bytes * num_rows) for i, column in columns}
     left = out
-    if isinstance(arena, Records) and (index := rows.arena_index(arena)) is not None:
+    if arena is not None and (index := rows.arena_index(arena)) is not None:
         arena.take(index, out)
         left = {i: array for i, array in out.items() if i not in arena.columns}
     for i, array in left.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from penstock.engine import host
-from penstock.engine.arena import make_arena
+from penstock.engine.arena import Shelf, make_records
 from penstock.engine.build import MASK, Builder, Skipped
 from penstock.engine.describe import choose_order, describe
 from penstock.engine.finish import Finisher, ThreadFinisher, transform_wants
@@ -291,18 +291,22 @@ class Loader:
         span_bytes = span_batches * needs.batch_bytes
         ahead = max(1, min(workers + 2, free // 2 // max(1, span_bytes)))
         budget = self._memory_bytes - (ahead + 1) * span_bytes
-        window = self._make_window(first, budget)
-        pool = BlockPool(keep=ahead + 2)
+        pool = BlockPool(keep=max(ahead, workers) + 3)
+        shelf = self._make_shelf(budget, pool)
+        window = self._make_window(budget if shelf is None else int(budget * (1 - _RETAIN_SHARE)), shelf)
         builder = Builder(
             facts.source, facts.selection, facts.columns, self._finisher, pool, self._stats, options.batch_size,
-            options.seed, options.remainder == "pad", window.arena,
+            options.seed, options.remainder == "pad", window.arena, shelf,
         )  # fmt: skip
         limits = Limits(
             workers,
             span_batches,
             ahead,
             len(facts.counts),
-            self._order.is_line and not window.share and options.remainder != "pad",
+            self._order.is_line and options.remainder != "pad",
+            None
+            if options.epochs is None
+            else first.cursor.epoch // options.epochs * options.epochs + options.epochs - 1,
             positions=bool(self._finisher.wants) or options.remainder == "pad",
         )
         return Run(self._plans(first), window, builder, limits, self._make_finishers(workers))
@@ -314,16 +318,23 @@ class Loader:
             return 1
         return max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))
 
-    def _make_window(self, first: EpochPlan, budget: int) -> Window:
-        facts = self._facts
+    def _make_shelf(self, budget: int, pool: BlockPool) -> Shelf | None:
+        """Return where a line order keeps chunks for the next epoch, if there is one and all chunks will fit."""
+        facts, needs = self._facts, self._needs
+        room, rest = int(budget * _RETAIN_SHARE), int(budget * (1 - _RETAIN_SHARE))
+        all_bytes = int(facts.counts.sum()) * facts.held_bytes
+        if not self._order.is_line or self._options.epochs == 1 or all_bytes > room:
+            return None
+        return None if needs.window_bytes + needs.read_bytes > rest else Shelf(room, facts.slack, pool)
+
+    def _make_window(self, budget: int, shelf: Shelf | None) -> Window:
+        facts, shuffled = self._facts, not self._order.is_line
         chunk_bytes = np.ceil(facts.counts * facts.held_bytes).astype(np.int64)
         whole_bytes = np.ceil(facts.chunk_rows * facts.held_bytes).astype(np.int64)
-        share = not self._order.is_line
-        if self._order.is_line and self._options.epochs != 1:
-            share = int(chunk_bytes[np.unique(first.visits.chunk)].sum()) * self._share.world < budget * _RETAIN_SHARE
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
-        arena = make_arena(facts.columns, facts.counts, budget, records=not self._order.is_line) if share else None
-        return Window(budget, ahead, chunk_bytes, (READ_COST - 1) * whole_bytes, share, facts.slack, arena)
+        arena = make_records(facts.columns, facts.counts, budget) if shuffled else None
+        reads = (READ_COST - 1) * whole_bytes
+        return Window(budget, ahead, chunk_bytes, reads, shuffled, facts.slack, arena, shelf)
 
     def _make_payload(self) -> bytes:
         from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import

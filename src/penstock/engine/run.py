@@ -68,6 +68,8 @@ class Limits:
     """Row groups of the dataset."""
     views: bool
     """Whether views of a chunk may be handed out: where no other epoch uses it, and no row comes twice."""
+    last_epoch: int | None
+    """The last epoch of the run; None: there is none."""
     positions: bool
     """Whether global positions are asked for: by the transform, or for the mask of padding."""
 
@@ -234,6 +236,8 @@ class Run:
         self._window.residents.clear()
         self._window.works.clear()
         self._builder.pool.clear()
+        if self._builder.shelf is not None:
+            self._builder.shelf.clear()
 
     def _join(self, wait_s: float | None) -> None:
         """Wait for all threads but the calling one, for `wait_s` in all."""
@@ -366,7 +370,7 @@ class Run:
     # -- doing ----------------------------------------------------------------------------------------------------
 
     def _do_read(self, read: Read) -> None:
-        loaded = self._builder.read(read.chunk)
+        loaded = self._builder.read(read.chunk, last=read.key[0] == self._limits.last_epoch)
         with self._cond:
             self._running -= 1
             if not self._stopped:

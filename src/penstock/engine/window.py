@@ -17,12 +17,14 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.engine.arena import Arena
+    from penstock.engine.arena import Records, Shelf
     from penstock.engine.chunk import Chunk, LostChunk
     from penstock.plan import EpochPlan
 
 _TIGHT_SHARE = 0.5
 """From this part of the budget on, freed memory goes back to the system at once."""
+_COPIES_AHEAD = 2
+"""Chunks that are copied from the shelf before they are needed."""
 Key = tuple[int, int]
 NEVER = 1 << 62
 
@@ -94,11 +96,13 @@ class Window:
     read_bytes: NDArray[np.int64]
     """Estimate for each chunk, of what a read in flight holds."""
     share: bool
-    """Whether an epoch may use what the one before it has read; otherwise chunks leave as soon as they are done."""
+    """Whether epochs use the same chunks in memory; otherwise chunks leave as soon as they are done."""
     slack: float = 1.0
     """How much more memory a chunk takes than its buffers are long."""
-    arena: Arena | None = None
+    arena: Records | None = None
     """Where slots go back to when a chunk leaves."""
+    shelf: Shelf | None = None
+    """What need not be read again: a copy takes no time, and is not made long before it is needed."""
     works: list[EpochWork] = field(default_factory=list)
     residents: dict[Key, Resident] = field(default_factory=dict)
     held_bytes: int = 0
@@ -168,7 +172,10 @@ class Window:
     def _may_prefetch(self, chunk: int, first: int, tick: int) -> bool:
         while self._ahead and self._ahead[0][0] <= tick:
             self._ahead_now -= self._ahead.popleft()[1]
-        if first > tick and self._ahead_now + int(self.chunk_bytes[chunk]) > self.ahead_bytes:
+        ahead_bytes = self.ahead_bytes
+        if self.shelf is not None and chunk in self.shelf:
+            ahead_bytes = min(ahead_bytes, _COPIES_AHEAD * int(self.chunk_bytes[chunk]))
+        if first > tick and self._ahead_now + int(self.chunk_bytes[chunk]) > ahead_bytes:
             return False
         return self._room_for(chunk, first, tick=tick, force=False)
 

@@ -23,6 +23,7 @@ from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
 from penstock.errors import PlanError
 from penstock.options import WINDOW_BYTES, LoaderOptions, one_of
+from penstock.plan.items import Items
 
 if TYPE_CHECKING:
     import os
@@ -322,14 +323,15 @@ class Dataset:
             raise PlanError("no columns are selected: there is nothing to load; select at least one")
         source, selection = self._source, self._selection
         return Facts(
-            source, selection, cast("tuple[Column, ...]", self._columns), selection.counts, source.chunk_rows,
-            source.row_bytes(), source.column_bytes(self._names), source.fingerprint, selection.digest(),
+            source, selection, cast("tuple[Column, ...]", self._columns), Items(selection.counts), selection.counts,
+            source.chunk_rows, source.row_bytes(), source.column_bytes(self._names), source.fingerprint,
+            selection.digest(),
         )  # fmt: skip
 
     def _builder(self) -> Builder:
         columns = cast("tuple[Column, ...]", self._columns)
         finisher = Finisher(columns, None, skip=False)
-        return Builder(self._source, self._selection, columns, finisher, BlockPool(keep=0), Stats(), 1, 0, pad=False)
+        return Builder(self._source, self._selection, columns, finisher, BlockPool(keep=0), Stats(), 0, pad=False)
 
 
 def _value(values: Any) -> Any:

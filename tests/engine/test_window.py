@@ -20,6 +20,7 @@ from penstock.engine.chunk import Chunk
 from penstock.engine.run import Limits, Run
 from penstock.engine.window import NEVER, EpochWork, Window
 from penstock.plan import Cursor, Order, Share, plan_epoch
+from penstock.plan.items import Items
 from penstock.testing import RecordingFileSystem, make_parquet
 from tests.depth import depth
 from tests.engine.make import tightest
@@ -38,7 +39,7 @@ def visiting(*visits, base=0, epoch=0):
     plan = SimpleNamespace(
         visits=SimpleNamespace(chunk=chunk, first=first, last=last), cursor=SimpleNamespace(epoch=epoch)
     )
-    return EpochWork(plan, base)
+    return EpochWork(plan, base, Items(np.zeros(0, np.int64)), 1)
 
 
 def chunk_of(index, rows):
@@ -60,15 +61,17 @@ class Drill:
         self.window = make_window(self.counts, budget, share=more.get("share", True), ahead=more.get("ahead", 1 << 40))
         self.batch_size = batch_size
         self.pool = SimpleNamespace(clear=lambda: None)
+        self.shelf = None
         limits = Limits(
-            more.get("threads", 2), more.get("span", 2), more.get("ahead_spans", 2), len(counts), *[False] * 2
-        )
+            more.get("threads", 2), more.get("span", 2), more.get("ahead_spans", 2), len(counts), False, None, False,
+            Items(self.counts), batch_size,
+        )  # fmt: skip
         self.run = Run(plans, self.window, self, limits, [None] * 9)
         self.threads = more.get("threads", 2)
         self.seen = []
         self.reads = []
 
-    def read(self, chunk):
+    def read(self, chunk, *, last):
         self.reads.append(chunk)
         return chunk_of(chunk, int(self.counts[chunk]))
 
@@ -80,7 +83,7 @@ class Drill:
         assert set(index.tolist()) == set(chunks)
         rows = list(zip(itertools.repeat(span.work.epoch), index.tolist(), row.tolist(), strict=False))
         self.seen.extend(rows)
-        return [Built(span.work, step + 1, {}, 0, ()) for step in range(span.first_step, span.end_step)]
+        return [Built(span.work, step, step + 1, {}, 0, ()) for step in range(span.first_step, span.end_step)]
 
     def carry_out(self, choose):
         """Deliver all batches; `choose(n)` gives a number below n."""

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.codecs import Cells
 from penstock.codecs.arrow import takeable
 from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk, one_array
-from penstock.engine.finish import Lost, Place, ThreadFinisher
+from penstock.engine.finish import Lost, Place, ThreadFinisher, refold
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
 from penstock.errors import BadFile, DecodeError, TransformError
@@ -94,10 +94,23 @@ class Span:
     runs: list[tuple[int, int, int]] | None = None
     positions: NDArray[np.int64] | None = None
     """Global position of every item; None where nobody asks."""
+    fold: NDArray[np.int64] | None = None
+    """Which rows each item consists of, where items are windows."""
     num_asked: int = 0
     """How many of its chunks were in memory, or on their way there, when last looked at."""
     num_loaded: int = 0
     """How many of them were loaded."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an indexed span: one an item, unless items are windows or whole chunks."""
+        return len(self.rows) if self.rows is not None else sum(end - first for _, first, end in self.runs or ())
+
+    def rows_of(self, batch: int) -> tuple[int, int]:
+        """Return which of its rows make up a batch; several batches have one row an item."""
+        if self.end_step - self.first_step == 1:
+            return 0, self.num_rows
+        return self.work.start_of(batch) - self.lo, self.work.start_of(batch + 1) - self.lo
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +118,15 @@ class Built:
     """One finished batch."""
 
     work: EpochWork
-    steps: int
-    """Steps of the epoch that are out once this batch is delivered."""
+    first: int
+    """The first item of the epoch, this rank's, that is in it."""
+    end: int
+    """Items of the epoch, this rank's, that are out once this batch is delivered."""
     batch: Batch
     num_rows: int
     skipped: tuple[Skipped, ...]
+    fold: NDArray[np.int64] | None = None
+    """Which rows of the batch each item consists of, where items are windows and the batch is not folded."""
 
 
 Chunks = dict[int, Chunk | LostChunk]
@@ -122,11 +139,17 @@ def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
     plan = span.work.plan
     if positions:
         span.positions = plan.positions(span.lo, span.hi)
-    span.runs = plan.runs(span.lo, span.hi)
-    if span.runs is not None:
+    items, runs = span.work.items, plan.runs(span.lo, span.hi)
+    if runs is not None and items.windows is None:
+        span.runs = items.runs(runs)
         span.chunks = np.unique(np.array([chunk for chunk, _, _ in span.runs], np.int64))
         return
-    chunk, span.rows = plan.rows(span.lo, span.hi)
+    if items.windows is None:
+        chunk, span.rows = items.rows(*plan.rows(span.lo, span.hi))
+    elif runs is not None:
+        chunk, span.rows, span.fold = items.fold(items.runs(runs))
+    else:
+        chunk, span.rows, span.fold = items.windows.rows(*items.rows(*plan.rows(span.lo, span.hi)))
     number = np.zeros(num_chunks, np.intp)
     number[chunk] = 1
     distinct = np.flatnonzero(number)
@@ -141,20 +164,29 @@ class _Part:
 
     span: Span
     step: int
-    items: slice | NDArray[np.int64]
-    """Counted from the span's first item."""
+    rows: slice | NDArray[np.int64]
+    """Counted from the span's first row."""
     num_rows: int
     skipped: tuple[Skipped, ...] = ()
+    fold: NDArray[np.int64] | None = None
+    items: slice | NDArray[np.int64] | None = None
+    """Which items of the span it has, where they are not its rows."""
 
-    def item(self, row: int) -> int:
-        return self.items.start + row if isinstance(self.items, slice) else int(self.items[row])
+    def row(self, row: int) -> int:
+        """Return which row of the span a row of the batch is."""
+        return self.rows.start + row if isinstance(self.rows, slice) else int(self.rows[row])
+
+    @property
+    def first(self) -> int:
+        """The first item, counted from the span's first."""
+        return self.span.work.start_of(self.step) - self.span.lo
 
 
-def _split(span: Span, batch_size: int) -> Iterator[Span]:
+def _split(span: Span) -> Iterator[Span]:
     """Cut an indexed span of a line order into its batches."""
     runs = deque(cast("list[tuple[int, int, int]]", span.runs))
     for step in range(span.first_step, span.end_step):
-        lo, hi = step * batch_size, min((step + 1) * batch_size, span.hi)
+        lo, hi = span.work.start_of(step), span.work.start_of(step + 1)
         mine, need = [], hi - lo
         while need:
             chunk, first, end = runs.popleft()
@@ -186,7 +218,6 @@ class Builder:
     finisher: Finisher
     pool: BlockPool
     stats: Stats
-    batch_size: int
     seed: int
     pad: bool
     """Whether batches carry the mask `_valid`."""
@@ -245,10 +276,10 @@ class Builder:
         began = time.perf_counter()
         ready = isinstance(finish, ThreadFinisher) and self._columns_of(cast("dict[int, Chunk]", chunks))
         made: Results = []
-        for one in _split(span, self.batch_size):
+        for one in _split(span):
             if ready:
                 batch = self._cut(cast("list[tuple[int, int, int]]", one.runs), ready)
-                made.append(Built(span.work, one.end_step, batch, one.hi - one.lo, ()))
+                made.append(Built(span.work, one.lo, one.hi, batch, one.hi - one.lo, ()))
             else:
                 made += self.build(one, chunks, views=True, finish=finish)
         if ready:
@@ -272,7 +303,7 @@ class Builder:
     @property
     def _finishes(self) -> bool:
         """Whether anything is done to columns that need no decoding."""
-        return self.finisher.transform is not None or bool(self.finisher.pad) or self.pad
+        return self.finisher.does_more or self.pad
 
     def _columns_of(self, chunks: dict[int, Chunk]) -> dict[int, list[NDArray[Any]]] | None:
         """Return the columns of chunks if nothing is left to do with them: no cells, nulls, padding or transform."""
@@ -298,10 +329,10 @@ class Builder:
         began = time.perf_counter()
         made: Results = []
         for step in range(span.first_step, span.end_step):
-            lo = step * self.batch_size - span.lo
-            hi = min(lo + self.batch_size, span.hi - span.lo)
+            lo, hi = span.rows_of(step)
+            first, end = span.work.start_of(step), span.work.start_of(step + 1)
             batch: Batch = {name: values[lo:hi] for name, values in columns.items()}
-            made.append(Built(span.work, step + 1, batch, hi - lo, ()))
+            made.append(Built(span.work, first, end, batch, hi - lo, (), span.fold))
         self.stats.finished(time.perf_counter() - began)
         return made
 
@@ -324,51 +355,66 @@ class Builder:
             raise self.decode_error(span, error.row, error) from error.__cause__
 
     def _batch(self, span: Span, columns: list[Gathered], step: int, finish: Any) -> Built:
-        lo = step * self.batch_size - span.lo
-        hi = min(lo + self.batch_size, span.hi - span.lo)
+        lo, hi = span.rows_of(step)
         if span.end_step - span.first_step > 1:
             columns = [_slice(one, lo, hi) for one in columns]
-        return self._finish(_Part(span, step, slice(lo, hi), hi - lo), columns, finish)
+        items = slice(0, span.hi - span.lo) if span.hi - span.lo != span.num_rows or span.fold is not None else None
+        return self._finish(_Part(span, step, slice(lo, hi), hi - lo, (), span.fold, items), columns, finish)
 
     def _finish(self, part: _Part, columns: list[Gathered], finish: Any) -> Built:
         """Decode and transform one batch; errors get their place."""
         began = time.perf_counter()
         span, positions, first = part.span, None, 0
         if span.positions is not None:
-            positions = span.positions[part.items]
-            first = int(span.positions[part.step * self.batch_size - span.lo])
-        place = Place(self.seed, span.work.epoch, part.num_rows, positions, first)
+            positions = span.positions[part.rows if part.items is None else part.items]
+            first = int(span.positions[part.first])
+        place = Place(self.seed, span.work.epoch, part.num_rows, positions, first, part.fold)
         try:
             batch, lost = finish.finish(columns, place, self.pool)
         except CellLost as error:
-            raise self.decode_error(span, part.item(error.row), error) from error.__cause__
+            raise self.decode_error(span, part.row(error.row), error) from error.__cause__
         except TransformError as error:
             raise TransformError(f"{error}; in {self._where(part)}") from error.__cause__
-        skipped = part.skipped + tuple(self._skipped(span, part.item(one.row), one) for one in lost)
+        skipped = tuple(self._skipped(span, part.row(one.row), one) for one in lost if one.reason is not None)
+        fold, kept = _kept(part, lost)
         if self.pad:
-            if MASK in batch:
-                raise TransformError(
-                    f"the transform returned a column {MASK!r}, which remainder='pad' adds; give it another name"
-                )
-            valid = cast("NDArray[np.int64]", positions) < span.work.plan.total_rows
-            batch[MASK] = np.delete(valid, [one.row for one in lost]) if lost else valid
+            self._add_mask(part, batch, cast("NDArray[np.int64]", positions) < span.work.plan.total_rows, kept)
         self.stats.finished(time.perf_counter() - began)
-        return Built(span.work, part.step + 1, batch, part.num_rows - len(lost), skipped)
+        work, folded = span.work, self.finisher.fold is not None
+        num_rows = len(next(iter(batch.values()))) if batch else 0
+        first, end = work.start_of(part.step), work.start_of(part.step + 1)
+        return Built(work, first, end, batch, num_rows, part.skipped + skipped, None if folded else fold)
+
+    def _add_mask(self, part: _Part, batch: Batch, valid: NDArray[np.bool_], kept: NDArray[np.bool_] | None) -> None:
+        """Add the column that tells rows from padding."""
+        if MASK in batch:
+            raise TransformError(
+                f"the transform returned a column {MASK!r}, which remainder='pad' adds; give it another name"
+            )
+        if part.span.work.items.is_whole and part.fold is None:
+            valid = np.repeat(valid, part.num_rows)  # one item, of many rows
+        batch[MASK] = valid if kept is None else valid[kept]
 
     def _batch_around(
         self, span: Span, step: int, place: tuple[Chunks, NDArray[np.int64], NDArray[np.int64]], finish: Any
     ) -> Built:
         """Build a batch some of whose rows may be lost: an error, or the batch without them."""
         chunks, chunk, row = place
-        lo, hi = step * self.batch_size - span.lo, min((step + 1) * self.batch_size, span.hi) - span.lo
+        lo, hi = span.rows_of(step)
         bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
         if bad.any() and not self.finisher.skip:
             raise self._read_error(chunks, int(chunk[lo:hi][bad][0]))
-        items = np.arange(lo, hi)
-        gone = tuple(self._lost_row(chunks[int(chunk[i])], int(row[i])) for i in items[bad])
-        items = items[~bad]
-        columns = self._gather(span, _picks(chunk[items], row[items], cast("dict[int, Chunk]", chunks)))
-        return self._finish(_Part(span, step, items, len(items), gone), columns, finish)
+        rows = np.arange(lo, hi)
+        gone = tuple(self._lost_row(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
+        rows = rows[~bad]
+        columns = self._gather(span, _picks(chunk[rows], row[rows], cast("dict[int, Chunk]", chunks)))
+        part = _Part(span, step, rows, len(rows), gone)
+        if span.fold is not None:
+            fold, kept = refold(span.fold, ~bad)
+            part = replace(part, fold=fold, items=np.flatnonzero(kept))
+        elif span.work.items.is_whole:
+            part = replace(part, items=slice(0, 1))
+        return self._finish(part, columns, finish)
 
     def _lost_row(self, chunk: Chunk | LostChunk, row: int) -> Skipped:
         if isinstance(chunk, LostChunk):
@@ -420,16 +466,25 @@ class Builder:
         )  # fmt: skip
 
     def _skipped(self, span: Span, item: int, lost: Lost) -> Skipped:
-        return Skipped(*self._locate(span, item), lost.column, lost.reason)
+        return Skipped(*self._locate(span, item), lost.column, lost.reason or "")
 
     def _where(self, part: _Part) -> str:
         """Name the rows of a batch for an error: the first few row groups and rows."""
         places: dict[tuple[str, int], list[int]] = {}
         for row in range(min(part.num_rows, 256)):
-            path, group, file_row = self._locate(part.span, part.item(row))
+            path, group, file_row = self._locate(part.span, part.row(row))
             places.setdefault((path, group), []).append(file_row)
         named = [f"{path}, row group {group}, {_row_list(rows)}" for (path, group), rows in list(places.items())[:3]]
         return "; ".join(named) + (f"; and {len(places) - 3} more row groups" if len(places) > 3 else "")
+
+
+def _kept(part: _Part, lost: list[Lost]) -> tuple[NDArray[np.int64] | None, NDArray[np.bool_] | None]:
+    """Return the windows without those that lack a row, and which rows, or windows, are left; None: all."""
+    if not lost:
+        return part.fold, None
+    keep = np.ones(part.num_rows, np.bool_)
+    keep[[one.row for one in lost]] = False
+    return (None, keep) if part.fold is None else refold(part.fold, keep)
 
 
 def _row_list(rows: list[int]) -> str:

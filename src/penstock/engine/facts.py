@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.build import RowFilter, Source
     from penstock.engine.columns import Column
+    from penstock.plan.items import Items
 
 
 _BUFFER_SLACK = 1.4
@@ -27,7 +28,9 @@ class Facts:
     source: Source
     selection: RowFilter
     columns: tuple[Column, ...]
-    counts: NDArray[np.int64]
+    items: Items
+    """What is dealt out."""
+    selected: NDArray[np.int64]
     """Selected rows of each chunk."""
     chunk_rows: NDArray[np.int64]
     """All rows of each chunk."""
@@ -39,6 +42,11 @@ class Facts:
     """Fingerprint."""
     rows: str
     """Digest of the selection."""
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Items of each part: what the plan orders."""
+        return self.items.counts
 
     @property
     def variable_bytes(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -40,7 +40,44 @@ class Lost:
 
     row: int
     column: str
-    reason: str
+    reason: str | None
+    """None: a filter that is applied on delivery has left it out."""
+
+
+class LateFilter(Protocol):
+    """Leaves rows out on delivery; picklable."""
+
+    fields: frozenset[str]
+    """Columns it looks at."""
+
+    def __call__(self, batch: Batch, num_rows: int) -> NDArray[np.bool_]:
+        """Return which rows to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """How windows of rows become one batch: every column gets an axis of time after that of the batch."""
+
+    steps: Mapping[str, tuple[int, ...]] | None = None
+    """The steps of each column; None: all columns have all of them."""
+
+    def __call__(self, batch: Batch, fold: NDArray[np.int64]) -> Batch:
+        """Return the columns of windows from those of their distinct rows."""
+        if self.steps is None:
+            return {name: _folded(values, fold) for name, values in batch.items()}
+        return {name: _folded(batch[name], fold[:, list(steps)]) for name, steps in self.steps.items()}
+
+
+def _folded(values: Any, fold: NDArray[np.int64]) -> Any:
+    if isinstance(values, list):
+        return [[values[row] for row in line] for line in fold.tolist()]
+    return values[fold]
+
+
+def refold(fold: NDArray[np.int64], keep: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return windows over the kept rows only, and which windows are left: those that lack no row."""
+    whole = cast("NDArray[np.bool_]", keep[fold].all(axis=1))
+    return (np.cumsum(keep) - np.int64(1))[fold[whole]], whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +91,8 @@ class Place:
     """Global position of every row; None where the transform does not ask."""
     first: int = 0
     """Global position of the first row as planned, whether it is skipped or not; 0 where the transform does not ask."""
+    fold: NDArray[np.int64] | None = None
+    """Which rows each window consists of, where items are windows."""
 
     def rng(self) -> np.random.Generator:
         """Return the generator keyed by (seed, epoch, position of the batch's first row)."""
@@ -73,22 +112,56 @@ class Finisher:
     """Columns of variable shape that become arrays."""
     wants: frozenset[str] = field(default=frozenset())
     """Which of `rng` and `positions` the transform takes."""
+    late: LateFilter | None = None
+    """Leaves rows out before anything else looks at them."""
+    unseen: frozenset[str] = field(default=frozenset())
+    """Columns that only `late` looks at."""
+    rowwise: Callable[[Batch, int], Batch] | None = None
+    """Changes rows before they become windows; it may give another number of rows where they do not."""
+    fold: Fold | None = None
+    """How windows become a batch; None: rows stay as they are."""
+
+    @property
+    def does_more(self) -> bool:
+        """Whether anything is done to columns that need no decoding."""
+        return bool(self.pad) or any(one is not None for one in (self.transform, self.late, self.rowwise, self.fold))
 
     def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
         """Return the batch and the rows that were left out of it (only under `skip`)."""
         num_rows = place.num_rows
         lost: dict[int, Lost] = {}
         batch = self._decoded(gathered, num_rows, pool, lost)
+        if self.late is not None:
+            self._filter(batch, num_rows, lost)
         keep = None
         if lost:
             keep = np.ones(num_rows, np.bool_)
             keep[list(lost)] = False
             batch = {name: _keep(values, keep) for name, values in batch.items()}
+        for name in self.unseen:
+            del batch[name]
         for name, padding in self.pad.items():
             batch[name] = padding.stack(batch[name])
+        if self.rowwise is not None:
+            batch = self.rowwise(batch, num_rows - len(lost))
+        if self.fold is not None and place.fold is not None:
+            fold, keep = (place.fold, None) if keep is None else refold(place.fold, keep)
+            batch, num_rows = self.fold(batch, fold), len(place.fold)
         if self.transform is not None:
-            batch = self._transformed(batch, place, keep)
+            batch = self._transformed(batch, place, num_rows, keep)
         return batch, [lost[row] for row in sorted(lost)]
+
+    def _filter(self, batch: Batch, num_rows: int, lost: dict[int, Lost]) -> None:
+        """Note the rows that a filter leaves out; it does not look at those that are lost already."""
+        late = cast("LateFilter", self.late)
+        seen = np.setdiff1d(np.arange(num_rows), list(lost))
+        columns = {name: batch[name] for name in late.fields}
+        if lost:
+            keep = np.zeros(num_rows, np.bool_)
+            keep[seen] = True
+            columns = {name: _keep(values, keep) for name, values in columns.items()}
+        for row in seen[~late(columns, len(seen))].tolist():
+            lost[row] = Lost(row, "", None)
 
     def _decoded(self, gathered: Sequence[Gathered], num_rows: int, pool: BlockPool, lost: dict[int, Lost]) -> Batch:
         need = sum(
@@ -149,7 +222,7 @@ class Finisher:
                 lost.setdefault(row, Lost(row, column.name, reason))
         return values
 
-    def _transformed(self, batch: Batch, place: Place, keep: NDArray[np.bool_] | None) -> Batch:
+    def _transformed(self, batch: Batch, place: Place, num_rows: int, keep: NDArray[np.bool_] | None) -> Batch:
         extra: dict[str, Any] = {}
         if "rng" in self.wants:
             extra["rng"] = place.rng()
@@ -160,7 +233,7 @@ class Finisher:
             result = cast("Callable[..., Any]", self.transform)(batch, **extra)
         except Exception as error:
             raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
-        return checked(result, place.num_rows if keep is None else int(keep.sum()))
+        return checked(result, num_rows if keep is None else int(keep.sum()))
 
 
 class ThreadFinisher:

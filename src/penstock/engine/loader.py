@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -29,15 +30,16 @@ from penstock.options import READ_COST, SPAN_BYTES
 from penstock.plan import Cursor, Order, Share, State, check, plan_epoch, steps_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from penstock.engine.build import Built
     from penstock.engine.facts import Facts
-    from penstock.engine.finish import Batch
+    from penstock.engine.finish import Batch, Fold, LateFilter
     from penstock.engine.needs import Needs
     from penstock.options import LoaderOptions
     from penstock.plan import EpochPlan
+    from penstock.plan.items import Items
     from penstock.plan.plan import Plan
 
 _AHEAD_BYTES = 256 << 20
@@ -49,6 +51,34 @@ _RETAIN_SHARE = 0.6
 """Line orders keep chunks for the next epoch when all of them take at most this part of the budget."""
 
 
+@dataclass(frozen=True, slots=True)
+class Make:
+    """How batches are made where they are not simply `batch_size` rows: for readers of rows, chunks and windows."""
+
+    batch_items: int
+    """Most items that are made at once."""
+    aligned: bool = False
+    """Whether they end with their chunk, in line orders."""
+    late: LateFilter | None = None
+    """Leaves rows out on delivery."""
+    unseen: frozenset[str] = frozenset()
+    """Columns that are read for `late` only."""
+    rowwise: Callable[[Batch, int], Batch] | None = None
+    """Changes rows, also their number, before they become windows."""
+    fold: Fold | None = None
+    """How windows become a batch; None: they are left to the consumer."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether batches must not be gathered several at a time: their rows are not their items, or take long."""
+        return self.aligned or self.rowwise is not None or self.fold is not None
+
+    def batch_rows(self, items: Items) -> int:
+        """Return the most rows of a batch."""
+        most = self.batch_items if items.sizes is None else int(items.sizes.max(initial=1))
+        return most if items.windows is None else most * items.windows.length
+
+
 class Loader:
     """Iterable of batches (dict of column -> array); see `Dataset.loader` for the options.
 
@@ -57,9 +87,10 @@ class Loader:
     one before it.
     """
 
-    def __init__(self, facts: Facts, options: LoaderOptions) -> None:
+    def __init__(self, facts: Facts, options: LoaderOptions, make: Make | None = None) -> None:
         self._facts = facts
         self._options = options
+        self._make = make = make or Make(options.batch_size)
         rank, world = host.rank_and_world(options.rank, options.world)
         self._share = Share(rank, world, options.batch_size, options.remainder, options.drop_last)
         self._order = choose_order(facts, options)
@@ -72,6 +103,10 @@ class Loader:
             options.on_error == "skip",
             paddings(facts.columns, options.pad),
             transform_wants(options.transform),
+            make.late,
+            make.unseen,
+            make.rowwise,
+            make.fold,
         )
         self._payload = self._make_payload() if options.pool == "process" else b""
         self._stats = Stats()
@@ -271,8 +306,9 @@ class Loader:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def _check_budget(self) -> Needs:
-        window_rows = self._first_plan().window_rows()
-        needs = count_needs(self._facts, window_rows, self._options.batch_size, self._options.pool)
+        facts = self._facts
+        window_rows = facts.items.visits(self._first_plan().visits).most_rows(facts.selected)
+        needs = count_needs(facts, window_rows, self._make.batch_rows(facts.items), self._options.pool)
         if needs.least > self._memory_bytes and self._total_rows:
             raise BudgetError(
                 f"memory_bytes={self._memory_bytes:,} is too little: the window of {needs.window_bytes:,} bytes, one "
@@ -295,25 +331,28 @@ class Loader:
         shelf = self._make_shelf(budget, pool)
         window = self._make_window(budget if shelf is None else int(budget * (1 - _RETAIN_SHARE)), shelf)
         builder = Builder(
-            facts.source, facts.selection, facts.columns, self._finisher, pool, self._stats, options.batch_size,
-            options.seed, options.remainder == "pad", window.arena, shelf,
+            facts.source, facts.selection, facts.columns, self._finisher, pool, self._stats, options.seed,
+            options.remainder == "pad", window.arena, shelf,
         )  # fmt: skip
         limits = Limits(
             workers,
             span_batches,
             ahead,
-            len(facts.counts),
+            len(facts.selected),
             self._order.is_line and options.remainder != "pad",
             None
             if options.epochs is None
             else first.cursor.epoch // options.epochs * options.epochs + options.epochs - 1,
-            positions=bool(self._finisher.wants) or options.remainder == "pad",
+            bool(self._finisher.wants) or options.remainder == "pad",
+            facts.items,
+            self._make.batch_items,
+            self._make.aligned and self._order.is_line,
         )
         return Run(self._plans(first), window, builder, limits, self._make_finishers(workers))
 
     def _span_batches(self, batch_bytes: int) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
-        slow = self._options.pool == "process" or self._options.transform is not None
+        slow = self._options.pool == "process" or self._options.transform is not None or self._make.one_by_one
         if slow or not all(column.light for column in self._facts.columns):
             return 1
         return max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))
@@ -322,17 +361,17 @@ class Loader:
         """Return where a line order keeps chunks for the next epoch, if there is one and all chunks will fit."""
         facts, needs = self._facts, self._needs
         room, rest = int(budget * _RETAIN_SHARE), int(budget * (1 - _RETAIN_SHARE))
-        all_bytes = int(facts.counts.sum()) * facts.held_bytes
+        all_bytes = int(facts.selected.sum()) * facts.held_bytes
         if not self._order.is_line or self._options.epochs == 1 or all_bytes > room:
             return None
         return None if needs.window_bytes + needs.read_bytes > rest else Shelf(room, facts.slack, pool)
 
     def _make_window(self, budget: int, shelf: Shelf | None) -> Window:
         facts, shuffled = self._facts, not self._order.is_line
-        chunk_bytes = np.ceil(facts.counts * facts.held_bytes).astype(np.int64)
+        chunk_bytes = np.ceil(facts.selected * facts.held_bytes).astype(np.int64)
         whole_bytes = np.ceil(facts.chunk_rows * facts.held_bytes).astype(np.int64)
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
-        arena = make_records(facts.columns, facts.counts, budget) if shuffled else None
+        arena = make_records(facts.columns, facts.selected, budget) if shuffled else None
         reads = (READ_COST - 1) * whole_bytes
         return Window(budget, ahead, chunk_bytes, reads, shuffled, facts.slack, arena, shelf)
 
@@ -363,8 +402,13 @@ class Loader:
                 self._ended()
             else:
                 self._delivered = True
-                self._progress = built.work.plan, built.steps
+                self._progress = built.work.plan, -(-built.end // self._share.batch_size)
             return True
+
+    def _received(self, plan: EpochPlan, steps: int) -> None:
+        """Note how far a consumer is who takes a batch apart himself."""
+        with self._lock:
+            self._progress = plan, steps
 
     def _note_skipped(self, skipped: tuple[Skipped, ...]) -> None:
         """List what a batch about to be delivered lacks; more than the limit is an error, and it is not delivered."""
@@ -395,13 +439,17 @@ class _Pass:
         return self
 
     def __next__(self) -> Batch:
+        return self.take().batch
+
+    def take(self) -> Built:
+        """Return the next batch with its place; StopIteration after the last one."""
         try:
             return self._take()
         except BaseException:  # Ctrl-C may have taken a batch along: nobody shall go on behind the gap
             self.stop()
             raise
 
-    def _take(self) -> Batch:
+    def _take(self) -> Built:
         loader = self._loader
         run = self._run or self._begin()
         if not loader._is_active(self):  # after `_begin`: close() may come in between
@@ -415,7 +463,7 @@ class _Pass:
         if built is None:
             raise StopIteration
         loader._stats.delivered(built.num_rows, now() - began)
-        return built.batch
+        return built
 
     def _refuse(self) -> NoReturn:
         """End an iterator after another one was made, a state loaded or the loader closed."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.engine.chunk import LostChunk
     from penstock.engine.window import Read, Window
     from penstock.plan import EpochPlan
+    from penstock.plan.items import Items
 
 EXIT_WAIT_S = 10.0
 """How long interpreter exit waits for a call that is still running in one of our threads."""
@@ -72,6 +73,16 @@ class Limits:
     """The last epoch of the run; None: there is none."""
     positions: bool
     """Whether global positions are asked for: by the transform, or for the mask of padding."""
+    items: Items
+    """What a plan deals out."""
+    batch_items: int
+    """Most items of a batch."""
+    aligned: bool = False
+    """Whether batches end with the chunk they come from."""
+
+    def work(self, plan: EpochPlan, base: int) -> EpochWork:
+        """Return an epoch of the run that begins at tick `base`."""
+        return EpochWork(plan, base, self.items, self.batch_items, aligned=self.aligned)
 
 
 class Run:
@@ -341,26 +352,23 @@ class Run:
     def _spans_left(self) -> EpochWork | None:
         """Return the epoch that the next span comes from; None if it is not planned yet."""
         works = self._window.works
-        while self._cut_work < len(works) and self._cut_step >= works[self._cut_work].plan.num_steps:
+        while self._cut_work < len(works) and self._cut_step >= works[self._cut_work].num_batches:
             self._cut_work += 1
             self._cut_step = 0
         return works[self._cut_work] if self._cut_work < len(works) else None
 
     def _cut_tick(self) -> int:
         work = self._window.works[self._cut_work]
-        return work.base + self._cut_step * self._builder.batch_size
+        return work.base + work.start_of(self._cut_step)
 
     def _cut(self) -> Span | None:
         work = self._spans_left()
         if work is None:
             return None
         # The first spans are short so that the first batch comes soon.
-        steps = min(
-            self._limits.span_batches, 1 << min(self._next_number // 2, 30), work.plan.num_steps - self._cut_step
-        )
-        size = self._builder.batch_size
-        lo, end = self._cut_step * size, self._cut_step + steps
-        span = Span(work, self._next_number, self._cut_step, end, lo, min(end * size, work.plan.num_items))
+        steps = min(self._limits.span_batches, 1 << min(self._next_number // 2, 30), work.num_batches - self._cut_step)
+        lo, end = work.start_of(self._cut_step), self._cut_step + steps
+        span = Span(work, self._next_number, self._cut_step, end, lo, work.start_of(end))
         self._open[span.number] = work.base + lo
         self._spans.append(span)
         self._next_number += 1
@@ -445,7 +453,7 @@ class Run:
             self._running -= 1
             self._planning = False
             if plan is not None:
-                self._window.add(EpochWork(plan, self._next_base))
+                self._window.add(self._limits.work(plan, self._next_base))
                 self._next_base += plan.num_items
             else:
                 self._ended = True

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.engine.arena import Records, Shelf
     from penstock.engine.chunk import Chunk, LostChunk
     from penstock.plan import EpochPlan
+    from penstock.plan.items import Items
 
 _TIGHT_SHARE = 0.5
 """From this part of the budget on, freed memory goes back to the system at once."""
@@ -30,12 +31,15 @@ NEVER = 1 << 62
 
 
 class EpochWork:
-    """One epoch of a run: its plan, its first tick, and which visits have been taken up."""
+    """One epoch of a run: its plan, its batches, its first tick, and which visits have been taken up."""
 
-    def __init__(self, plan: EpochPlan, base: int) -> None:
+    def __init__(self, plan: EpochPlan, base: int, items: Items, most: int, *, aligned: bool = False) -> None:
         self.plan = plan
         self.base = base
-        visits = plan.visits
+        self.items = items
+        self._most = most
+        self._borders = _borders(plan, most) if aligned else None
+        visits = items.visits(plan.visits)
         self.chunk = visits.chunk
         self.first = visits.first + base
         self.last = visits.last + base
@@ -47,6 +51,15 @@ class EpochWork:
     def epoch(self) -> int:
         """Number of the epoch."""
         return self.plan.cursor.epoch
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that are built for this epoch."""
+        return -(-self.plan.num_items // self._most) if self._borders is None else len(self._borders) - 1
+
+    def start_of(self, batch: int) -> int:
+        """Return the first item of a batch; of the one after the last, the number of items."""
+        return min(batch * self._most, self.plan.num_items) if self._borders is None else int(self._borders[batch])
 
     def visits_of(self, chunk: int) -> NDArray[np.intp]:
         """Return the visits to a chunk in this epoch."""
@@ -60,6 +73,15 @@ class EpochWork:
         """Return the tick at which the chunk is needed next, from `tick` on; NEVER if not in this epoch."""
         ahead = [int(self.first[v]) for v in self.visits_of(chunk) if self.last[v] > tick]
         return max(min(ahead), tick) if ahead else NEVER
+
+
+def _borders(plan: EpochPlan, most: int) -> NDArray[np.int64]:
+    """Return where batches of at most that many items begin that never cross from one stay of a chunk to the next."""
+    borders = np.unique(np.concatenate((plan.visits.first, plan.visits.last, [0, plan.num_items])))
+    each = -(-np.diff(borders) // most)
+    begin = np.repeat(borders[:-1], each)
+    number = np.arange(len(begin)) - np.repeat(np.cumsum(each) - each, each)
+    return np.append(begin + number * most, plan.num_items)
 
 
 @dataclass(slots=True)
@@ -173,11 +195,18 @@ class Window:
         while self._ahead and self._ahead[0][0] <= tick:
             self._ahead_now -= self._ahead.popleft()[1]
         ahead_bytes = self.ahead_bytes
+        if self.shelf is not None and chunk not in self.shelf and self._is_read(chunk):
+            return False  # soon it need not be read a second time
         if self.shelf is not None and chunk in self.shelf:
             ahead_bytes = min(ahead_bytes, _COPIES_AHEAD * int(self.chunk_bytes[chunk]))
         if first > tick and self._ahead_now + int(self.chunk_bytes[chunk]) > ahead_bytes:
             return False
         return self._room_for(chunk, first, tick=tick, force=False)
+
+    def _is_read(self, chunk: int) -> bool:
+        """Tell whether the chunk is being read for any epoch."""
+        found = (self.residents.get(self.key(work, chunk)) for work in self.works)
+        return any(resident is not None and resident.loaded is None for resident in found)
 
     @staticmethod
     def _extend(resident: Resident, until: int) -> None:

@@ -16,6 +16,7 @@ PenstockError (Exception)
   TransformError (RuntimeError)     the user's transform failed or broke its contract
   PlanError (ValueError)            options that cannot be planned
     BudgetError                     too few bytes of memory; carries .least
+    NotSorted (NotImplementedError) timestamps of windows that go back or are missing; carries .row .chunk
   StateMismatch (ValueError)        a state that belongs to another dataset, selection or seed
   LoaderClosed (RuntimeError)       a loader used after close() or in a forked child
   WorkerDied (RuntimeError)         a process of the pool ended by itself
@@ -109,6 +110,15 @@ class BudgetError(PlanError):
     def __init__(self, message: str, *, least: int) -> None:
         super().__init__(message)
         self.least = least
+
+
+class NotSorted(PlanError, NotImplementedError):
+    """Timestamps go back, or one is missing, where windows over time are formed."""
+
+    def __init__(self, message: str, *, row: int | None = None, chunk: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+        self.chunk = chunk
 
 
 class StateMismatch(PenstockError, ValueError):

@@ -1,0 +1,405 @@
+"""Find the windows over time (n-grams): which rows start a stretch of `length` rows without a gap.
+
+Takes timestamps in stored order. `window_starts` gives the rows at which windows of one stretch start; `WindowTable`
+holds the windows of a whole dataset, which are then the items that are ordered and dealt. Reads nothing, and does not
+know what else the rows hold; `gaps` compares the timestamps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import NotSorted, PlanError
+from penstock.plan.gaps import check_threshold, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRule:
+    """Which stretches of rows are windows.
+
+    length=3, threshold=4, timestamps 0 3 8 10 11 20 30: the differences are 3 5 2 1 9 10, so that only rows 2 to 4
+    are a window.
+    """
+
+    length: int
+    """Rows of a window: consecutive ones, whose timestamps must not decrease."""
+    threshold: Any
+    """The most that a timestamp may be after the one before it in the window: a number, timedelta or timedelta64."""
+    overlap: bool = True
+    """False: a window starts strictly after the last timestamp of the window kept before it."""
+    stride: int = 1
+    """The least rows between the starts of two windows: each time the next possible start is taken."""
+
+    def __post_init__(self) -> None:
+        for name in ("length", "stride"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise PlanError(f"the {name} of windows must be a whole number of rows, at least 1; got {value!r}")
+        check_threshold(self.threshold)
+
+    @property
+    def step(self) -> int:
+        """Rows between starts where timestamps rise evenly."""
+        return max(self.stride, 1 if self.overlap else self.length)
+
+
+def window_starts(  # noqa: PLR0913 - the parts of a WindowRule, flat for those who need it once
+    timestamps: NDArray[Any],
+    length: int,
+    *,
+    threshold: Any,
+    overlap: bool = True,
+    stride: int = 1,
+    breaks: NDArray[np.int64] | None = None,
+) -> NDArray[np.int64]:
+    """Return the rows at which windows of `length` consecutive rows start, ascending; Petastorm's rules.
+
+    A window is kept where every timestamp is at most `threshold` after the one before it; after one that is not, the
+    next row is tried. `breaks` are rows at which a stretch of its own begins: no window crosses into it, and `overlap`
+    and `stride` start anew. A stretch shorter than `length` has no window and is not looked at. NotSorted names the row
+    where a timestamp is missing or before its neighbour; windows of one row need no order (and with `overlap=True` no
+    timestamps). About 30 ns a row; another 50 ns a kept window with `overlap=False` or a stride.
+    """
+    rule = WindowRule(length, threshold, overlap, stride)
+    return _starts(_Rows(timestamps, _edges(breaks, len(timestamps)), _same_place), rule, _FRESH)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WindowTable:
+    """The windows of all chunks, numbered along the line of their rows. Build it with `build`.
+
+    Starts lie in runs of equal steps, so that memory grows with the gaps in time, not with the rows: 16 bytes a run.
+    A window belongs to the chunk in which it starts. Rows count among the rows of a chunk that were given.
+    """
+
+    length: int
+    """Rows of a window."""
+    step: int
+    """Rows between the starts of one run."""
+    row_offsets: NDArray[np.int64]
+    """Line row at which each chunk begins, and the number of rows at the end."""
+    window_offsets: NDArray[np.int64]
+    """Number of the first window of each chunk, and the number of windows at the end."""
+    run_starts: NDArray[np.int64]
+    """Line row of the first start of each run."""
+    run_offsets: NDArray[np.int64]
+    """Number of the first window of each run, and the number of windows at the end."""
+
+    @classmethod
+    def build(
+        cls, chunks: Iterable[NDArray[Any]], rule: WindowRule, *, span: bool, breaks: Collection[int] = ()
+    ) -> WindowTable:
+        """Find all windows from the timestamps of each chunk's rows, chunk by chunk in stored order.
+
+        `chunks` is gone through once and never held: memory is that of two chunks and the table. Chunks without rows
+        give empty arrays. Without `span` every chunk stands alone. With `span` windows go on into the following
+        chunks, over several if they are short; where the first timestamp of a chunk is before the last one so far, a
+        new stretch of time begins, as it does at the chunks in `breaks`. NotSorted names chunk and row.
+        """
+        sweep = _Sweep(rule, span, frozenset(breaks))
+        for timestamps in chunks:
+            sweep.feed(timestamps)
+        row_offsets = _offsets(np.array(sweep.sizes, np.int64))
+        run_starts, run_offsets = sweep.runs.finish()
+        window_offsets = _rank(row_offsets, run_starts, run_offsets, rule.step)
+        return cls(int(rule.length), rule.step, row_offsets, window_offsets, run_starts, run_offsets)
+
+    def __repr__(self) -> str:
+        return (
+            f"WindowTable(windows={self.total}, length={self.length}, chunks={len(self.counts)}, "
+            f"rows={int(self.row_offsets[-1])})"
+        )
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Windows that start in each chunk: what the plan deals out."""
+        return np.diff(self.window_offsets)
+
+    @property
+    def total(self) -> int:
+        """Number of windows."""
+        return int(self.window_offsets[-1])
+
+    def count(self, chunk: int) -> int:
+        """Return the windows that start in a chunk."""
+        return int(self.window_offsets[chunk + 1] - self.window_offsets[chunk])
+
+    def starts(self, chunk: int) -> NDArray[np.int64]:
+        """Return the rows of a chunk at which windows start, ascending."""
+        first, last = int(self.window_offsets[chunk]), int(self.window_offsets[chunk + 1])
+        return self._line_rows(np.arange(first, last, dtype=np.int64)) - int(self.row_offsets[chunk])
+
+    def locate(self, chunk: NDArray[np.int64], window: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the start row, in its chunk, of each window given by chunk and ordinal among the chunk's windows."""
+        return self._line_rows(self.window_offsets[chunk] + window) - self.row_offsets[chunk]
+
+    def rows(self, chunk: NDArray[np.int64], window: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return chunk and row for every row of the windows given as in `locate`: two arrays (windows, length)."""
+        first = self._line_rows(self.window_offsets[chunk] + window)
+        line = first[:, None] + np.arange(self.length, dtype=np.int64)
+        at = self._chunk_of(line)
+        return at, line - self.row_offsets[at]
+
+    def last_chunks(self) -> NDArray[np.int64]:
+        """Return for each chunk the last chunk that its windows have rows of: itself, unless they span borders."""
+        last = np.arange(len(self.counts), dtype=np.int64)
+        some = np.flatnonzero(self.counts)
+        last[some] = self._chunk_of(self._line_rows(self.window_offsets[some + 1] - 1) + self.length - 1)
+        return last
+
+    def digest(self) -> str:
+        """Return 32 hex digits, equal for equal windows found by equal steps. Changing how breaks resumed runs."""
+        sums = hashlib.blake2b(b"penstock.windows.v1\0", digest_size=16)
+        for part in ([self.length, self.step, len(self.counts)], self.row_offsets, self.run_starts, self.run_offsets):
+            sums.update(np.ascontiguousarray(part, "<i8").tobytes())
+        return sums.hexdigest()
+
+    def _line_rows(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+        run = np.searchsorted(self.run_offsets, windows, side="right") - 1
+        rows: NDArray[np.int64] = self.run_starts[run] + (windows - self.run_offsets[run]) * self.step
+        return rows
+
+    def _chunk_of(self, line_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        # Of several chunks that begin at one row all but the last are empty.
+        return np.searchsorted(self.row_offsets, line_rows, side="right") - 1
+
+
+def _rank(
+    line_rows: NDArray[np.int64], run_starts: NDArray[np.int64], run_offsets: NDArray[np.int64], step: int
+) -> NDArray[np.int64]:
+    """Return how many windows start before each line row."""
+    if not len(run_starts):
+        return np.zeros(len(line_rows), np.int64)
+    run = np.maximum(np.searchsorted(run_starts, line_rows, side="left") - 1, 0)
+    inside = np.maximum(-(-(line_rows - run_starts[run]) // step), 0)
+    before: NDArray[np.int64] = np.minimum(run_offsets[run] + inside, run_offsets[run + 1])
+    return before
+
+
+class _Rows(NamedTuple):
+    """Rows in stored order, cut into stretches."""
+
+    timestamps: NDArray[Any]
+    edges: NDArray[np.int64]
+    """0, the rows at which further stretches begin, and the number of rows."""
+    place: Callable[[int], tuple[int | None, int]]
+    """Chunk and row, for messages, of a row here."""
+
+
+class _Kept(NamedTuple):
+    """What windows found before demand of the first stretch."""
+
+    first: int
+    """The first row at which a window may start."""
+    end: Any
+    """The last timestamp of the window kept before; None: there is none, or overlap is allowed."""
+
+
+_FRESH = _Kept(0, None)
+
+
+def _same_place(row: int) -> tuple[int | None, int]:
+    return None, row
+
+
+def _edges(breaks: NDArray[np.int64] | None, num_rows: int) -> NDArray[np.int64]:
+    inner = np.unique(np.asarray([] if breaks is None else breaks, np.int64))
+    if len(inner) and not 0 <= inner[0] <= inner[-1] <= num_rows:
+        raise PlanError(f"breaks must be rows in [0, {num_rows}]; got {inner[0]} to {inner[-1]}")
+    inner = inner[(inner > 0) & (inner < num_rows)]
+    return np.concatenate((np.zeros(1, np.int64), inner, np.array([num_rows], np.int64)))
+
+
+def _starts(rows: _Rows, rule: WindowRule, kept: _Kept) -> NDArray[np.int64]:
+    if len(rows.timestamps) < rule.length:
+        return np.empty(0, np.int64)
+    if rule.length == 1 and not rule.overlap:
+        return _later_rows(rows, rule, kept)
+    found = _candidates(rows, rule)
+    first = kept.first
+    if kept.end is not None:  # timestamps are known to be in order by now
+        first = max(first, int(np.searchsorted(np.ma.getdata(rows.timestamps), kept.end, side="right")))
+    if first > 0:
+        found = found[np.searchsorted(found, first) :]
+    return found if rule.step == 1 else _thin_out(found, rows, rule)
+
+
+def _candidates(rows: _Rows, rule: WindowRule) -> NDArray[np.int64]:
+    """Return every row that starts `length` rows of one stretch without a gap."""
+    num_rows, length = len(rows.timestamps), rule.length
+    if length == 1:
+        return np.arange(num_rows, dtype=np.int64)
+    joined = _joined(rows, rule)
+    if joined.all():
+        return np.arange(num_rows - length + 1, dtype=np.int64)
+    gaps_before = np.zeros(num_rows, np.int64)
+    np.cumsum(~joined, out=gaps_before[1:])
+    return np.flatnonzero(gaps_before[length - 1 :] == gaps_before[: num_rows - length + 1]).astype(
+        np.int64, copy=False
+    )
+
+
+def _joined(rows: _Rows, rule: WindowRule) -> NDArray[np.bool_]:
+    """Return for each pair of neighbours whether one window may hold both; NotSorted where a window would be wrong."""
+    pairs = compare(rows.timestamps, rule.threshold)
+    sizes = np.diff(rows.edges)
+    asked = np.repeat(sizes >= rule.length, sizes)[:-1]
+    asked[rows.edges[1:-1] - 1] = False
+    wrong = asked & ~pairs.ordered
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise _not_sorted(rows, at if pairs.null[at] else at + 1, null=bool(pairs.null[at : at + 2].any()))
+    return asked & pairs.close
+
+
+def _thin_out(found: NDArray[np.int64], rows: _Rows, rule: WindowRule) -> NDArray[np.int64]:
+    """Keep the first of `found`, then always the next that stride and overlap allow, anew in each stretch."""
+    num_rows = len(rows.timestamps)
+    allowed = found + rule.stride
+    if not rule.overlap:
+        values = np.ma.getdata(rows.timestamps)
+        changes = values[1:] != values[:-1]
+        changes[rows.edges[1:-1] - 1] = True
+        later = np.append(np.flatnonzero(changes) + 1, num_rows)  # rows whose timestamp is after that of the row before
+        allowed = np.maximum(allowed, later[np.searchsorted(later, found + (rule.length - 1), side="right")])
+    allowed = np.minimum(allowed, rows.edges[np.searchsorted(rows.edges, found, side="right")])
+    following = np.searchsorted(found, allowed).tolist()
+    chosen, at = [], 0
+    while at < len(following):
+        chosen.append(at)
+        at = following[at]
+    return found[np.array(chosen, np.int64)]
+
+
+def _later_rows(rows: _Rows, rule: WindowRule, kept: _Kept) -> NDArray[np.int64]:
+    """Return the windows of one row that do not overlap: rows after the last kept one, which need not be in order."""
+    null = compare(rows.timestamps, rule.threshold).null
+    if null.any():
+        raise _not_sorted(rows, int(null.argmax()), null=True)
+    values, heads = np.ma.getdata(rows.timestamps), set(rows.edges[1:-1].tolist())
+    chosen, (first, end) = [], kept
+    for row, timestamp in enumerate(values):  # a row is a window here, and each depends on the one before
+        if row in heads:
+            first, end = row, None
+        if row >= first and (end is None or timestamp > end):
+            chosen.append(row)
+            first, end = row + rule.stride, timestamp
+    return np.array(chosen, np.int64)
+
+
+def _not_sorted(rows: _Rows, row: int, *, null: bool) -> NotSorted:
+    chunk, own = rows.place(row)
+    where = f"row {own}" if chunk is None else f"row {own} of chunk {chunk}"
+    what = (
+        "has no timestamp" if null else f"has the timestamp {rows.timestamps[row]}, before that of the row it follows"
+    )
+    return NotSorted(
+        f"windows over time need rows in the order of their timestamps, but {where} {what}; "
+        "write the dataset sorted by it, or leave such rows out with a filter",
+        row=own,
+        chunk=chunk,
+    )
+
+
+class _Sweep:
+    """Goes through the chunks once and collects the windows of all."""
+
+    def __init__(self, rule: WindowRule, span: bool, breaks: frozenset[int]) -> None:
+        self._rule, self._span, self._breaks = rule, span, breaks
+        self.runs = _Runs(rule.step)
+        self.sizes: list[int] = []
+        self._num_rows = 0
+        self._tail: NDArray[Any] | None = None
+        """The last rows of the current stretch, at which windows may still start; at least one, to compare with."""
+        self._kept: tuple[int, Any] | None = None
+        """Line row and last timestamp of the last window of the current stretch."""
+
+    def feed(self, timestamps: NDArray[Any]) -> None:
+        """Take the timestamps of the next chunk."""
+        chunk = len(self.sizes)
+        self.sizes.append(len(timestamps))
+        if not len(timestamps):
+            if chunk in self._breaks:
+                self._tail = self._kept = None
+            return
+        if self._begins_anew(chunk, timestamps):
+            self._tail = self._kept = None
+        self._find(timestamps)
+        self._num_rows += len(timestamps)
+
+    def _begins_anew(self, chunk: int, timestamps: NDArray[Any]) -> bool:
+        if not self._span or chunk in self._breaks or self._tail is None:
+            return True
+        border = _join(self._tail[-1:], timestamps[:1])
+        return not compare(border, self._rule.threshold).ordered[0]
+
+    def _find(self, timestamps: NDArray[Any]) -> None:
+        most = self._rule.length - 1
+        carried = timestamps[:0] if self._tail is None or not most else self._tail[-most:]
+        together = _join(carried, timestamps) if len(carried) else timestamps
+        base = self._num_rows - len(carried)
+        rows = _Rows(together, np.array([0, len(together)], np.int64), lambda row: self._place(base + row))
+        starts = _starts(rows, self._rule, self._demand(base))
+        if len(starts):
+            self.runs.add(starts + base)
+            self._kept = base + int(starts[-1]), together[starts[-1] + most]
+        self._tail = together[-max(most, 1) :].copy()  # not a view, which would keep the chunk
+
+    def _demand(self, base: int) -> _Kept:
+        if self._kept is None:
+            return _FRESH
+        start, end = self._kept
+        return _Kept(start + self._rule.stride - base, None if self._rule.overlap else end)
+
+    def _place(self, line_row: int) -> tuple[int, int]:
+        offsets = _offsets(np.array(self.sizes, np.int64))
+        chunk = int(np.searchsorted(offsets, line_row, side="right")) - 1
+        return chunk, line_row - int(offsets[chunk])
+
+
+class _Runs:
+    """Collects ascending line rows as runs of equal steps, each as long as it can be."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._starts: list[NDArray[np.int64]] = []
+        self._sizes: list[NDArray[np.int64]] = []
+        self._next: int | None = None
+        """The row that would go on with the last run."""
+
+    def add(self, rows: NDArray[np.int64]) -> None:
+        """Add rows, all after those added before; at least one."""
+        heads = np.append(0, np.flatnonzero(np.diff(rows) != self._step) + 1)
+        starts, sizes = rows[heads], np.diff(heads, append=len(rows))
+        if starts[0] == self._next:
+            self._sizes[-1][-1] += sizes[0]
+            starts, sizes = starts[1:], sizes[1:]
+        self._next = int(rows[-1]) + self._step
+        if len(starts):
+            self._starts.append(starts)
+            self._sizes.append(sizes)
+
+    def finish(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first row of each run, and the number of rows before each run and after the last."""
+        none = np.empty(0, np.int64)
+        return np.concatenate([none, *self._starts]), _offsets(np.concatenate([none, *self._sizes]))
+
+
+def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return 0 and the running sums."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
+
+
+def _join(first: NDArray[Any], then: NDArray[Any]) -> NDArray[Any]:
+    masked = isinstance(first, np.ma.MaskedArray) or isinstance(then, np.ma.MaskedArray)
+    joined: NDArray[Any] = np.ma.concatenate((first, then)) if masked else np.concatenate((first, then))  # type: ignore[no-untyped-call]
+    return joined

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MAP = [
     {"errors"},
     {"options", "progress"},
+    {"alias"},
+    {"aliases"},
     {"storage"},
     {"codecs"},
     {"schema"},

@@ -1,0 +1,127 @@
+"""The schema and the row groups of a dataset, asked for without reading it.
+
+On top of `penstock.dataset`; `make_reader` does not come through here. `dataset` may be a URL, a `penstock.Dataset` or
+a pyarrow dataset (see `_datasets`). Pickles that Petastorm stored are read without running them; nothing is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import MetadataError, PenstockError
+from penstock.petastorm._later import later_function
+from penstock.petastorm.etl._datasets import files_at, files_of, source_of, stored_schema
+from penstock.schema.stored import PETASTORM_SCHEMA_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.dataset.discover import DataFile
+    from penstock.schema import Unischema
+
+__all__ = [
+    "ROW_GROUPS_PER_FILE_KEY",
+    "UNISCHEMA_KEY",
+    "PetastormMetadataError",
+    "PetastormMetadataGenerationError",
+    "RowGroup",
+    "get_schema",
+    "get_schema_from_dataset_url",
+    "infer_or_load_unischema",
+    "load_row_groups",
+    "materialize_dataset",
+]
+
+UNISCHEMA_KEY = PETASTORM_SCHEMA_KEY
+"""Where Petastorm keeps its pickled schema; ours is JSON under a key of its own."""
+ROW_GROUPS_PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
+"""Where Petastorm keeps the number of row groups of each file; not needed here."""
+
+PetastormMetadataError = MetadataError
+"""Stored metadata is missing or damaged: the error that all of Penstock raises for it."""
+
+
+class PetastormMetadataGenerationError(PenstockError):
+    """Metadata could not be made for a dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group of a dataset."""
+
+    path: str
+    """Its file, on the dataset's filesystem."""
+    row_group: int
+    """Its number in the file."""
+    partition_keys: tuple[tuple[str, Any], ...]
+    """Names and values of the folders it lies in."""
+    num_rows: int
+    """Its rows."""
+
+
+materialize_dataset = later_function(
+    __name__, "materialize_dataset", extra="spark", instead="until then penstock.write writes datasets without Spark"
+)
+
+
+def get_schema(dataset: Any) -> Unischema:
+    """Return the schema that is stored with a dataset.
+
+    Raises:
+        PetastormMetadataError: None is stored, or it is damaged.
+    """
+    return _schema(files_of(dataset))
+
+
+def get_schema_from_dataset_url(
+    dataset_url_or_urls: Any,
+    hdfs_driver: str = "libhdfs3",  # noqa: ARG001
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+) -> Unischema:
+    """Return the schema that is stored with the dataset at a URL, or of files in one folder.
+
+    Costs one listing and one to three small reads, however large the dataset is.
+
+    Raises:
+        PetastormMetadataError: None is stored (plain Parquet, which `make_batch_reader` reads), or it is damaged.
+        ValueError: What is given is no URL, or has no scheme.
+    """
+    return _schema(files_at(dataset_url_or_urls, storage_options=storage_options, filesystem=filesystem))
+
+
+def _schema(files: list[DataFile]) -> Unischema:
+    found = stored_schema(files)
+    if found is None:
+        raise PetastormMetadataError(
+            f"no schema is stored in {files[0].root.path}: it is plain Parquet; read it with make_batch_reader, or "
+            "store a schema by penstock.petastorm.etl.petastorm_generate_metadata"
+        )
+    return found
+
+
+def infer_or_load_unischema(dataset: Any) -> Unischema:
+    """Return the schema of a dataset: the stored one, else what the columns of its files say.
+
+    Reads the footers of all files: it also has the partition columns, and columns that a stored schema does not know.
+    """
+    return source_of(dataset).unischema
+
+
+def load_row_groups(dataset: Any) -> list[RowGroup]:
+    """Return the row groups of a dataset in the order of their ordinals: files by relative path, then as stored.
+
+    Row groups without rows have no ordinal. Reads the footers of all files (or `_metadata`), never numbers that another
+    writer stored.
+    """
+    source = source_of(dataset)
+    partitions = [
+        tuple((name, source.partition_scalar(name, file).as_py()) for name in source.partitions)
+        for file in range(len(source.files))
+    ]
+    chunks = zip(source.chunk_file.tolist(), source.chunk_group.tolist(), source.chunk_rows.tolist(), strict=True)
+    return [
+        RowGroup(source.path_of(chunk), group, partitions[file], rows)
+        for chunk, (file, group, rows) in enumerate(chunks)
+    ]

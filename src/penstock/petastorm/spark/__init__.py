@@ -1,0 +1,8 @@
+"""Petastorm's `spark`: DataFrames to loaders; not in this version, the names can be imported and say so when used.
+
+Mirrors the names of its module `spark_dataset_converter`. Does not import pyspark.
+"""
+
+from penstock.petastorm.spark.spark_dataset_converter import SparkDatasetConverter, make_spark_converter
+
+__all__ = ["SparkDatasetConverter", "make_spark_converter"]

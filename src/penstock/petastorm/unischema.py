@@ -1,0 +1,24 @@
+"""Petastorm's `unischema`: the same classes and functions that `penstock` itself uses, under the names its users know.
+
+Nothing is defined here. See `penstock.schema.unischema`.
+"""
+
+from __future__ import annotations
+
+from penstock.schema.unischema import (
+    Unischema,
+    UnischemaField,
+    dict_to_spark_row,
+    encode_row,
+    insert_explicit_nulls,
+    match_unischema_fields,
+)
+
+__all__ = [
+    "Unischema",
+    "UnischemaField",
+    "dict_to_spark_row",
+    "encode_row",
+    "insert_explicit_nulls",
+    "match_unischema_fields",
+]

@@ -1,0 +1,18 @@
+"""Petastorm's worker pools, as far as programs name them: what pool a `Reader` is to use, and two exceptions.
+
+The pools are those of Penstock's engine; the classes here only say which one and how many workers.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import PenstockError
+
+__all__ = ["EmptyResultError", "TimeoutWaitingForResultError"]
+
+
+class EmptyResultError(PenstockError):
+    """Petastorm's pools raised it when all results were out; kept for programs that catch it."""
+
+
+class TimeoutWaitingForResultError(PenstockError):
+    """Petastorm's pools raised it when no result came in time; kept for programs that catch it."""

@@ -24,6 +24,7 @@ MAP = [
     {"codecs"},
     {"schema"},
     {"dataset"},
+    {"predicates"},
     {"plan"},
     {"engine"},
     {"display"},

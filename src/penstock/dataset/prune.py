@@ -41,7 +41,7 @@ def surviving_chunks(
     partitions = {int(file): _partition_facts(source, schema.names, int(file)) for file in files}
     kept_files = np.array(_satisfiable(expression, schema, partitions), np.int64)
     chunks = chunks[np.isin(source.chunk_file[chunks], kept_files)]
-    columns = [field for field in schema if _has_statistics(field, expression) and field.name not in source.partitions]
+    columns = [field for field in schema if has_statistics(field, expression) and field.name not in source.partitions]
     if not columns:
         return [int(chunk) for chunk in chunks]
     facts = {int(chunk): partitions[int(source.chunk_file[chunk])] for chunk in chunks}
@@ -76,7 +76,7 @@ def _partition_facts(source: ParquetSource, names: Sequence[str], file: int) -> 
     return facts
 
 
-def _has_statistics(field: pa.Field, expression: Expression) -> bool:
+def has_statistics(field: pa.Field, expression: Expression) -> bool:
     """Tell whether the statistics of such a column can be trusted for this expression.
 
     Writers leave NaN out of minimum and maximum. So for floats they serve only where no NaN can pass, that is in
@@ -104,13 +104,13 @@ def _statistics_facts(source: ParquetSource, chunk: int, fields: Sequence[pa.Fie
     except BadFile:
         return  # to be met when the chunk is read
     group = footer.row_group(int(source.chunk_group[chunk]))
-    indices = _leaf_indices(footer)
+    indices = leaf_indices(footer)
     for field in fields:
         if field.name in indices:
             yield from _column_facts(field, group.column(indices[field.name]), group.num_rows)
 
 
-def _leaf_indices(footer: Any) -> dict[str, int]:
+def leaf_indices(footer: Any) -> dict[str, int]:
     """Return where each column that is no list stands, by path."""
     schema = footer.schema
     columns = map(schema.column, range(len(schema)))
@@ -128,7 +128,7 @@ def _column_facts(field: pa.Field, column: Any, num_rows: int) -> Iterator[Expre
     if nulls == num_rows:
         yield here.is_null()
         return
-    bounds = _bounds(statistics, field.type) if statistics.has_min_max else None
+    bounds = bounds_of(statistics, field.type) if statistics.has_min_max else None
     if bounds is None:
         return
     between = (here >= bounds[0]) & (here <= bounds[1])
@@ -147,7 +147,7 @@ def _python_type(kind: pa.DataType) -> type:
     return str if pa.types.is_string(kind) or pa.types.is_large_string(kind) else int
 
 
-def _bounds(statistics: Any, kind: pa.DataType) -> tuple[pa.Scalar, pa.Scalar] | None:
+def bounds_of(statistics: Any, kind: pa.DataType) -> tuple[pa.Scalar, pa.Scalar] | None:
     """Return minimum and maximum as the column's type, None where they are of no use."""
     try:
         least, most = statistics.min, statistics.max

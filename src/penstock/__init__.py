@@ -8,6 +8,7 @@ from penstock import codecs, errors
 from penstock.alias import install_as_petastorm
 from penstock.api import Dataset, Loader, open
 from penstock.codecs import register_codec
+from penstock.engine.mix import Mix, mix
 from penstock.schema import Unischema, UnischemaField
 from penstock.write import write
 
@@ -16,12 +17,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Dataset",
     "Loader",
+    "Mix",
     "Unischema",
     "UnischemaField",
     "__version__",
     "codecs",
     "errors",
     "install_as_petastorm",
+    "mix",
     "open",
     "register_codec",
     "write",

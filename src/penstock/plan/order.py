@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["natural", "groups", "lanes"]
 
-CHUNKS, BLOCKS, AUGMENTATION = 0, 1, 2
-"""What a permutation is for: the last word of the Philox counter, so that no two streams meet."""
+CHUNKS, BLOCKS, AUGMENTATION, DRAWS = 0, 1, 2, 3
+"""What random words are for: the last word of the Philox counter, so that no two streams meet."""
 
 LADDER = (1, 2, 4, 8, 24, 48, 96, 192, 384, 768)
 """Numbers of lanes tried by default; the upper ones divide by the worlds people have (2, 3, 4, 6, 8, 16, ... 256)."""

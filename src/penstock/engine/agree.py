@@ -1,0 +1,163 @@
+"""Give the batches of several loaders the same columns: find out what each gives, and add nulls for what is absent.
+
+`Mix` asks once, when it is made (`Agreed.of`), and hands every batch through `Agreed.complete`. Columns are compared by
+name: a batch comes from one loader, so dtypes and shapes may differ between them. Reads data only where a transform
+makes the columns, and then one batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from penstock.codecs.arrow import mask
+from penstock.engine.build import MASK
+from penstock.engine.loader import Loader
+from penstock.errors import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.engine.columns import Column
+    from penstock.engine.finish import Batch
+    from penstock.engine.padding import Padding
+
+    Nulls = Callable[[int], Any]
+    """Makes a column of that many nulls."""
+    Given = Mapping[str, Nulls]
+    """The columns that a loader gives, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The columns that every batch of a mix has."""
+
+    columns: Given
+    """Those of the first loader in its order, then what the next ones add."""
+    fill: bool
+    """Whether absent columns become nulls; False: they are an error."""
+
+    @classmethod
+    def of(cls, given: Sequence[Given | None], *, fill: bool) -> Agreed:
+        """Return the columns of all loaders; None stands for one that gives no batch.
+
+        Raises:
+            SchemaError: they differ, and `fill` is not set.
+        """
+        union: dict[str, Nulls] = {}
+        for one in given:
+            for name, nulls in (one or {}).items():
+                union.setdefault(name, nulls)
+        lacks = {
+            index: [name for name in union if name not in one] for index, one in enumerate(given) if one is not None
+        }
+        if not fill and any(lacks.values()):
+            raise SchemaError(_differ(lacks))
+        return cls(union, fill)
+
+    def complete(self, batch: Batch, index: int) -> Batch:
+        """Return the batch of loader `index` with all columns, in the agreed order; as it is where nothing is to do."""
+        if tuple(batch) == tuple(self.columns):
+            return batch
+        unknown = [name for name in batch if name not in self.columns]
+        absent = [name for name in self.columns if name not in batch]
+        if unknown or (absent and not self.fill):
+            raise SchemaError(
+                f"loader {index} gave a batch with columns {list(batch)}, the mix has {list(self.columns)}; a "
+                "transform must give the same columns for every batch"
+            )
+        num_rows = len(next(iter(batch.values()), ()))
+        return {name: batch[name] if name in batch else nulls(num_rows) for name, nulls in self.columns.items()}
+
+
+def _differ(lacks: Mapping[int, Sequence[str]]) -> str:
+    parts = [f"loader {index} lacks {', '.join(map(repr, names))}" for index, names in lacks.items() if names]
+    text = f"the loaders of a mix give different columns: {'; '.join(parts)}; select the same columns, "
+    if any(MASK in names for names in lacks.values()):
+        text += f"give all of them remainder='pad' or none ({MASK!r} comes with it), "
+    return text + "or pass missing='null' to have nulls instead"
+
+
+def columns_given(loader: Loader, index: int) -> Given | None:
+    """Return the columns of a loader's batches; None where it has no batch to show and a transform makes them.
+
+    Raises:
+        SchemaError: its first rows could not be loaded to see what its transform makes of them.
+    """
+    finisher = loader._finisher
+    if any(one is not None for one in (finisher.transform, finisher.rowwise, finisher.fold)):
+        return _seen(loader, index)
+    columns = [column for column in loader._facts.columns if column.name not in finisher.unseen]
+    given = {column.name: _nulls_of(column, finisher.pad.get(column.name)) for column in columns}
+    return given | {MASK: _all_valid} if loader._options.remainder == "pad" else given
+
+
+def _nulls_of(column: Column, padding: Padding | None) -> Nulls:
+    if padding is not None:
+        return partial(_padded, padding)
+    if column.form in ("fixed", "cells"):
+        return partial(_array, cast("np.dtype[Any]", column.dtype), column.shape)
+    if column.form == "ragged" or getattr(column.kind, "as_list", False):
+        return _list
+    return partial(_objects, ())
+
+
+def _seen(loader: Loader, index: int) -> Given | None:
+    """Load the first batch in natural order, in this thread: one row group or two, not a window."""
+    plain = replace(
+        loader._options, shuffle=False, lanes=None, epochs=1, rank=0, world=1, drop_last=False, pool="serial"
+    )
+    try:
+        with Loader(loader._facts, plain, loader._make) as first:
+            batch = next(iter(first), None)
+    except Exception as error:
+        raise SchemaError(
+            f"loader {index} of the mix has a transform, and what columns it makes was not found out from its first "
+            f"batch: {error}"
+        ) from error
+    return None if batch is None else {name: _nulls_like(name, values) for name, values in batch.items()}
+
+
+def _nulls_like(name: str, values: Any) -> Nulls:
+    if name == MASK:
+        return _all_valid
+    if isinstance(values, np.ndarray):
+        shape = values.shape[1:]
+        return partial(_objects, shape) if values.dtype.hasobject else partial(_array, values.dtype, shape)
+    return _list if isinstance(values, list | tuple) else partial(_refuse, name, type(values).__name__)
+
+
+def _array(dtype: np.dtype[Any], shape: tuple[int, ...], num_rows: int) -> Any:
+    if dtype.kind in "SU" or dtype.names:  # only transforms make these; nothing is said about what is below the mask
+        return np.ma.MaskedArray(np.zeros((num_rows, *shape), dtype), mask=True)
+    values = np.empty((num_rows, *shape), dtype)
+    found = mask(values, np.zeros(num_rows, np.bool_))
+    values[...] = getattr(found, "fill_value", 0)
+    return found
+
+
+def _objects(shape: tuple[int, ...], num_rows: int) -> Any:
+    return np.full((num_rows, *shape), None, object)
+
+
+def _list(num_rows: int) -> list[None]:
+    return [None] * num_rows
+
+
+def _padded(padding: Padding, num_rows: int) -> Any:
+    return padding.stack([None] * num_rows)
+
+
+def _all_valid(num_rows: int) -> Any:
+    """Rows of a loader that does not pad are all real."""
+    return np.ones(num_rows, np.bool_)
+
+
+def _refuse(name: str, kind: str, num_rows: int) -> Any:
+    raise SchemaError(
+        f"column {name!r} is a {kind} where a transform makes it, and there is no {kind} of {num_rows} nulls for the "
+        "loaders that lack it; make NumPy arrays or lists in transforms and convert what the mix gives"
+    )

@@ -77,8 +77,8 @@ class BadFile(PenstockError, OSError):
         self.column = column
 
 
-class DecodeError(PenstockError, ValueError):
-    """A cell cannot be decoded."""
+class DecodeError(PenstockError, ValueError, RuntimeError):
+    """A cell cannot be decoded; a RuntimeError too, which users of Petastorm catch."""
 
     def __init__(
         self,

@@ -158,8 +158,10 @@ class Unischema:
     def as_spark_schema(self) -> Any:
         """Return the Spark `StructType` that rows of this schema are written with (needs pyspark)."""
         kinds = [(f.name, _spark_type(f), f.nullable) for f in self._fields.values()]
-        from pyspark.sql.types import StructField, StructType
-
+        try:
+            from pyspark.sql.types import StructField, StructType
+        except ImportError:
+            raise ImportError("a Spark schema needs PySpark: pip install 'penstock[spark]'") from None
         return StructType([StructField(*kind) for kind in kinds])
 
     @classmethod
@@ -241,8 +243,10 @@ def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
             f"the first argument must be a Unischema, got {type(unischema).__name__}"
         )
     cells = encode_row(unischema, row_dict)
-    from pyspark import Row
-
+    try:
+        from pyspark import Row
+    except ImportError:
+        raise ImportError("a Spark row needs PySpark: pip install 'penstock[spark]'") from None
     return Row(*cells)(*[bytearray(c) if isinstance(c, bytes) else c for c in cells.values()])
 
 

@@ -163,6 +163,8 @@ def _batch(cells: list[list[Any]], first: int, layout: Layout) -> pa.RecordBatch
 def _array(cells: list[Any], field: pa.Field, first: int) -> pa.Array:
     if pa.types.is_nested(field.type):  # Arrow takes lists of lists, not arrays of more than one dimension
         cells = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
+    if pa.types.is_date(field.type):  # Arrow takes Python's dates here, not NumPy's
+        cells = [cell.astype("M8[D]").item() if isinstance(cell, np.datetime64) else cell for cell in cells]
     try:
         return pa.array(cells, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):

@@ -59,6 +59,14 @@ def source_of(dataset: Any) -> ParquetSource:
     return open_parquet([file.path for file in files], filesystem=files[0].root.fs)
 
 
+def source_at(
+    dataset_url_or_urls: Any, *, schema: Unischema, storage_options: Mapping[str, Any] | None, filesystem: Any
+) -> ParquetSource:
+    """Return the source at a URL, read by a schema of choice; SchemaError where that does not fit the files."""
+    urls = _urls(dataset_url_or_urls, filesystem)
+    return open_parquet(urls, storage_options=storage_options, filesystem=filesystem, schema=schema)
+
+
 def stored_schema(files: list[DataFile]) -> Unischema | None:
     """Return the schema that is stored with a dataset, ours or Petastorm's; None where there is none.
 

@@ -212,6 +212,7 @@ def test_a_mix_resumes_on_another_world_and_loses_no_row(sets, steps, size, worl
             rows += [i for batch in itertools.islice(iter(mix), steps) for i in batch["id"].tolist()]
             states.append(save(mix))
     assume(states[0] == states[-1])  # ranks of uneven loaders part ways where one of them ends
+    assume(states[0]["pass"] == 0)
     for rank in range(after):
         with make(sets, rank=rank, world=after, **options) as mix:
             mix.load_state_dict(states[0])

@@ -102,13 +102,12 @@ class Deck:
 
     def next(self) -> int | None:
         """Return whose turn it is, or None when the pass is over; the same until `took` or `ran_out`."""
-        if self._stop == "all" and all(self.ended):
-            return None
-        offset = self.num_draws - self._first
-        if not 0 <= offset < len(self._picks):
-            self._fill()
-            offset = self.num_draws - self._first
-        pick = self._picks[offset]
+        try:
+            pick = self._picks[self.num_draws - self._first]  # the number only grows: never before the first
+        except IndexError:
+            if self._stop == "all" and all(self.ended):
+                return None
+            pick = self._fill()
         return None if self.ended[pick] else pick
 
     def took(self, index: int) -> None:
@@ -157,10 +156,12 @@ class Deck:
         if self._stop == "all":
             self._picks = []  # the others share its part from the next draw on
 
-    def _fill(self) -> None:
-        number = self.num_draws // BLOCK
+    def _fill(self) -> int:
+        """Work out the block that the next draw lies in, and return its pick."""
+        number, offset = divmod(self.num_draws, BLOCK)
         self._first = number * BLOCK
         self._picks = self._draws.block(number, pass_number=self.pass_number, among=self._among()).tolist()
+        return self._picks[offset]
 
     def _among(self) -> list[bool]:
         return [not ended for ended in self.ended] if self._stop == "all" else [True] * len(self.ended)

@@ -64,6 +64,8 @@ def test_no_window_crosses_a_break():
     assert starts(range(7), 3, 1, breaks=np.array([0, 3, 3, 7])) == [0, 3, 4]
     assert starts([5, 6, 7, 1, 2, 3], 3, 1, breaks=np.array([3])) == [0, 3]
     assert starts([0, 1, 1, 2], 2, 1, overlap=False, breaks=np.array([2])) == [0, 2]
+    assert starts(range(7), 2, 1, stride=4, breaks=np.array([3])) == [0, 3]
+    assert starts([9, 4, 6, 7, 8], 3, 1, breaks=np.array([2])) == [2]  # too short to have a window that is out of order
 
 
 def test_too_few_rows_have_no_window():
@@ -175,6 +177,13 @@ def test_dates_take_durations_of_any_unit_and_numbers_of_their_own(unit, kind):
     assert window_starts(rows, 2, threshold=timedelta.max).tolist() == [0, 1, 2]
     assert window_starts(rows, 2, threshold=timedelta(seconds=-1)).tolist() == []
     assert window_starts(rows, 2, threshold=timedelta(seconds=1), overlap=False).tolist() == [0, 2]
+
+
+def test_units_of_time_may_have_a_multiple():
+    rows = np.array([0, 1, 3, 4]).astype("M8[10ms]")
+    for one in (1, timedelta(milliseconds=10), np.timedelta64(2, "5ms"), np.timedelta64(19, "ms")):
+        assert window_starts(rows, 2, threshold=one).tolist() == [0, 2], one
+    assert window_starts(rows, 2, threshold=np.timedelta64(1, "20ms")).tolist() == [0, 1, 2]
 
 
 def test_objects_take_the_plain_path():

@@ -38,7 +38,8 @@ class Neighbours(NamedTuple):
 
 def check_threshold(threshold: Any) -> None:
     """Raise PlanError unless `threshold` is a real number, a `timedelta` or a `timedelta64`."""
-    real = isinstance(threshold, Number | timedelta) and not isinstance(threshold, complex | np.complexfloating)
+    real = isinstance(threshold, Number | timedelta | np.timedelta64)
+    real = real and not isinstance(threshold, complex | np.complexfloating)
     if not real or threshold != threshold:
         raise PlanError(f"the threshold between timestamps must be a number or a timedelta; got {threshold!r}")
 
@@ -47,7 +48,7 @@ def compare(timestamps: NDArray[Any], threshold: Any) -> Neighbours:
     """Compare all neighbours of an array of whole numbers, floats, dates or objects (Decimal, date, datetime).
 
     Differences of whole numbers never overflow; floats are subtracted in their own precision. For datetime64 and
-    timedelta64 a plain number counts units of the array's own dtype. About 5 ns a row; objects cost Python's time.
+    timedelta64 a plain number counts units of the array's own dtype. About 30 ns a row; objects cost 1 us.
     PlanError where timestamps have another type or a shape, or where threshold and timestamps do not go together.
     """
     values = np.ma.getdata(timestamps)

@@ -67,7 +67,7 @@ def window_starts(  # noqa: PLR0913 - the parts of a WindowRule, flat for those 
     next row is tried. `breaks` are rows at which a stretch of its own begins: no window crosses into it, and `overlap`
     and `stride` start anew. A stretch shorter than `length` has no window and is not looked at. NotSorted names the row
     where a timestamp is missing or before its neighbour; windows of one row need no order (and with `overlap=True` no
-    timestamps). About 30 ns a row; another 50 ns a kept window with `overlap=False` or a stride.
+    timestamps). About 50 ns a row, and 250 with `overlap=False` or a stride.
     """
     rule = WindowRule(length, threshold, overlap, stride)
     return _starts(_Rows(timestamps, _edges(breaks, len(timestamps)), _same_place), rule, _FRESH)
@@ -263,13 +263,11 @@ def _joined(rows: _Rows, rule: WindowRule) -> NDArray[np.bool_]:
 
 def _thin_out(found: NDArray[np.int64], rows: _Rows, rule: WindowRule) -> NDArray[np.int64]:
     """Keep the first of `found`, then always the next that stride and overlap allow, anew in each stretch."""
-    num_rows = len(rows.timestamps)
     allowed = found + rule.stride
     if not rule.overlap:
         values = np.ma.getdata(rows.timestamps)
-        changes = values[1:] != values[:-1]
-        changes[rows.edges[1:-1] - 1] = True
-        later = np.append(np.flatnonzero(changes) + 1, num_rows)  # rows whose timestamp is after that of the row before
+        # Rows whose timestamp is after that of the row before, as all are in order inside a stretch.
+        later = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values))
         allowed = np.maximum(allowed, later[np.searchsorted(later, found + (rule.length - 1), side="right")])
     allowed = np.minimum(allowed, rows.edges[np.searchsorted(rows.edges, found, side="right")])
     following = np.searchsorted(found, allowed).tolist()

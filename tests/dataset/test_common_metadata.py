@@ -76,3 +76,11 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "_common_metadata").write_bytes(b"something else, much longer than a footer")
     with pytest.raises(BadFile, match="_common_metadata cannot be read"):
         read_common_metadata(first(tmp_path).root)
+
+
+def test_what_was_written_after_the_listing_is_kept(tmp_path: Path) -> None:
+    write_ids(tmp_path)
+    listed = first(tmp_path)
+    update_common_metadata(listed, {b"a": b"1"})
+    update_common_metadata(listed, {b"b": b"2"})
+    assert read_common_metadata(listed.root) == {b"a": b"1", b"b": b"2"}

@@ -243,6 +243,19 @@ def test_weights_may_change_on_resuming(sets):
     assert sorted(rows + [i for _, ids in rest for i in ids]) == [*range(23), *range(1000, 1017)]
 
 
+def test_a_state_whose_pass_is_over_goes_on_with_the_next_one(sets):
+    """So it is under another `stop`, and where another thread saves while the last batch is handed over."""
+    with make(sets[:2], weights=(1, 1e-9), stop="all") as mix:
+        for _ in itertools.islice(iter(mix), 6):
+            pass
+        state = save(mix)
+    assert (state["pass"], state["ended"]) == (0, [0])
+    with make(sets[:2], weights=(1, 1e-9), stop="first") as mix:
+        mix.load_state_dict(state)
+        assert mix.state_dict()["pass"] == 1
+        assert len(mix) == len(run(mix)) == 6
+
+
 def test_a_state_of_another_mix_is_refused_and_changes_nothing(sets):
     with make(sets[::-1]) as other, make(sets, seed=8) as seeded, make(sets[:2]) as fewer, make(sets) as mix:
         list(itertools.islice(iter(mix), 5))

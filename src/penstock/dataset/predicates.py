@@ -256,7 +256,7 @@ def single(value: Any, predicate: PredicateBase) -> Any:
     return value
 
 
-def elements(value: Any, predicate: PredicateBase) -> list[Any]:
+def elements(value: Any, predicate: PredicateBase | None) -> list[Any]:
     """Return the elements of a row's list or array, none for null; a text is one element."""
     if value is None:
         return []

@@ -112,11 +112,15 @@ class ChunkView(View):
             table = self._source.read_chunk(self._chunk, missing)
             self._read.update((name, one_array(table.column(name))) for name in missing)
 
+    def stored(self, name: str) -> pa.Array:
+        """Return a column of the whole chunk as it is stored."""
+        self.load([name])
+        return self._read[name]
+
     def column(self, name: str) -> Column:
         """Return a column, decoded; `DecodeError` names the place of a cell that cannot be."""
         if name not in self._decoded:
-            self.load([name])
-            array = self._read[name]
+            array = self.stored(name)
             try:
                 wanted = array if self._rows is None else take(array, self._rows)
                 self._decoded[name] = decode(wanted, self._source.unischema.fields[name])

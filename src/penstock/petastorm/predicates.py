@@ -1,6 +1,6 @@
 """Petastorm's `petastorm.predicates`: the same names and arguments, on predicates that prune and work on columns.
 
-The classes are those of `penstock.predicates`; `make_reader` and `make_batch_reader` take them. Nothing is defined here.
+The classes are those of `penstock.predicates`; `make_reader` and `make_batch_reader` take them. Defines nothing.
 """
 
 from penstock.dataset.predicates import (

@@ -10,13 +10,16 @@ from penstock.api import Dataset, Loader, open
 from penstock.codecs import register_codec
 from penstock.engine.mix import Mix, mix
 from penstock.schema import Unischema, UnischemaField
+from penstock.storage import DiskCache, MemoryCache
 from penstock.write import write
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Dataset",
+    "DiskCache",
     "Loader",
+    "MemoryCache",
     "Mix",
     "Unischema",
     "UnischemaField",

@@ -24,6 +24,7 @@ from penstock.engine.take import take_rows
 from penstock.errors import PlanError
 from penstock.options import WINDOW_BYTES, LoaderOptions, one_of
 from penstock.plan.items import Items
+from penstock.storage import as_cache
 
 if TYPE_CHECKING:
     import os
@@ -50,6 +51,7 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
     filesystem: Any = None,
     schema: Unischema | None = None,
     on_error: OnError = "raise",
+    cache: Any = None,
 ) -> Dataset:
     """Open a dataset: a URL or path of a folder, a file or a pattern, or a list of them.
 
@@ -66,6 +68,8 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         schema: A Unischema to use instead of the stored one; columns without a field in it are read as their Arrow
             type says, without a codec.
         on_error: "skip" leaves out files that cannot be read and lists them in `Dataset.skipped`.
+        cache: Where to keep column chunks that were read: "local-disk" (the user's cache folder), "memory", or a
+            `DiskCache` or `MemoryCache` of your own; see docs/cache.md.
 
     Raises:
         DatasetNotFound: Nothing is there, or no Parquet file.
@@ -82,6 +86,7 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         columns=columns,
         schema=schema,
         on_error=on_error,
+        cache=as_cache(cache),
     )
     names = pick_columns(found.arrow_schema.names, columns)
     opened = Dataset(found, Selection.all(found.chunk_rows), names)

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.dataset.agree import cast_column, check_agreement, merge_schemas
+from penstock.dataset.cached import CachedFiles
 from penstock.dataset.discover import DataFile, Root, find_files
 from penstock.dataset.fields import Columns, Known, check_stored, decide_columns
 from penstock.dataset.footers import read_footer
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.schema.unischema import Unischema
+    from penstock.storage import ChunkCache
 
     Footer = Any
 
@@ -65,7 +67,7 @@ class ParquetSource:
     skipped: list[tuple[str, str]]
     """Path and reason of what was left out under on_error="skip"."""
 
-    def __init__(self, scan: Scan, columns: Columns, *, on_error: str) -> None:
+    def __init__(self, scan: Scan, columns: Columns, *, on_error: str, cache: ChunkCache | None = None) -> None:
         self.files = tuple(file.relative for file in scan.files)
         self.file_sizes = np.array(scan.sizes, np.int64)
         self.chunk_file, self.chunk_group, self.chunk_rows = _chunks(scan.rows)
@@ -75,6 +77,8 @@ class ParquetSource:
         self.fingerprint = _fingerprint(scan)
         self.skipped = list(scan.skipped)
         self.on_error = on_error
+        self.cache = cache
+        self._cached = None if cache is None else CachedFiles(cache)
         self._files = scan.files
         self._rows = scan.rows
         self._partitions = columns.partitions
@@ -140,9 +144,8 @@ class ParquetSource:
 
     def _row_group(self, chunk: int) -> RowGroup:
         file, group = int(self.chunk_file[chunk]), int(self.chunk_group[chunk])
-        return RowGroup(
-            self._files[file], int(self.file_sizes[file]), self.footer(file), group, int(self.chunk_rows[chunk])
-        )
+        size, num_rows = int(self.file_sizes[file]), int(self.chunk_rows[chunk])
+        return RowGroup(self._files[file], size, self.footer(file), group, num_rows, self._cached)
 
     def footer(self, file: int) -> Footer:
         """Return the footer of a file, from memory or read again.
@@ -193,12 +196,13 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     columns: Any = None,
     schema: Unischema | None = None,
     on_error: str = "raise",
+    cache: ChunkCache | None = None,
 ) -> ParquetSource:
     """Open a dataset: list its files, read its footers, decide its columns.
 
     Costs one listing and one small read for each file, in threads; none where `_metadata` lists them all. `columns`
     (see `pick_columns`) limits what must agree and be supported, not what can be read later: the fingerprint does not
-    depend on it.
+    depend on it. Row groups are read through `cache`, footers are not.
 
     Raises:
         DatasetNotFound: nothing there, or no Parquet in it.
@@ -217,7 +221,7 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
         check_stored(_all_stored(scan), wanted)
     physical = _agreed(base, scan, wanted)
     known = Known(physical, partitions, known.stored, schema)
-    return ParquetSource(scan, decide_columns(known, wanted), on_error=on_error)
+    return ParquetSource(scan, decide_columns(known, wanted), on_error=on_error, cache=cache)
 
 
 def _agreed(base: pa.Schema, scan: Scan, wanted: list[str] | None) -> pa.Schema:

@@ -1,12 +1,13 @@
 """Read one row group of one file, and say exactly what is wrong when that fails.
 
 `ParquetSource.read_chunk` calls this with a footer at hand; it opens the file, reads the columns asked for and closes
-it again. One `ParquetFile` for each call, since they are not safe for threads. Decodes no cells.
+it again, or asks `cached` where the dataset has a cache. One `ParquetFile` for each call, since they are not safe for
+threads. Decodes no cells.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from penstock.schema.arrow import flatten_structs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.dataset.cached import CachedFiles
     from penstock.dataset.discover import DataFile
 
     Footer = Any
@@ -36,6 +38,28 @@ class RowGroup:
     footer: Footer
     index: int
     num_rows: int
+    cached: CachedFiles | None = None
+    """What to read through; None: straight from the file."""
+
+    def open(self) -> Any:
+        """Open the file for reading.
+
+        Raises:
+            BadFile: it has another size than when the dataset was opened.
+        """
+        stream = self.file.root.fs.open_input_file(self.file.path)
+        try:
+            size = stream.size()
+            if size != self.size:
+                raise self.changed(size)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def changed(self, size: int | None) -> BadFile:
+        """Return the error for a file that is not the one that was opened."""
+        return self.bad(f"the file has changed: {self.size} bytes at opening, {size} now", _REOPEN)
 
     def bad(self, wrong: str, cure: str, *, column: str | None = None) -> BadFile:
         """Return the error that names this row group."""
@@ -56,6 +80,10 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
     except FileNotFoundError as exc:
         raise group.bad("the file is not there any more", _REOPEN) from exc
     except READ_ERRORS as exc:
+        if group.cached is not None and not isinstance(exc, BadFile):
+            # The source may have given bad bytes once: forget them, and ask it again.
+            group.cached.forget(group, names)
+            return read_columns(replace(group, cached=None), names)
         raise _explain(group, names, exc) from exc
     if table.num_rows != group.num_rows:
         raise group.bad(f"{table.num_rows} rows came where the footer says {group.num_rows}", "write the file again")
@@ -63,10 +91,7 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
 
 
 def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
-    with group.file.root.fs.open_input_file(group.file.path) as stream:
-        size = stream.size()
-        if size != group.size:
-            raise group.bad(f"the file has changed: {group.size} bytes at opening, {size} now", _REOPEN)
+    with group.open() if group.cached is None else group.cached.open(group, names) as stream:
         reader = pq.ParquetFile(stream, metadata=group.footer, pre_buffer=False)
         table = reader.read_row_group(group.index, columns=list(names), use_threads=False)
     if any("." in name for name in names):

@@ -1,0 +1,161 @@
+"""How many bytes a cache on disk holds, in one small file that all its processes share.
+
+`disk_cache` asks before it writes and says what it has deleted. The figure changes only under a lock of the operating
+system, which ends with the process that holds it, whatever ends the process. It may be too high after a kill (a file
+announced and never written), not too low; a count of the files puts it right. Reading entries needs no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import threading
+import time
+import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RECORD = struct.Struct("<8sQ")
+_CHECK = struct.Struct("<I")
+_MAGIC = b"PNSTUSE1"
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.0005, 0.02
+
+
+class Account:
+    """The figure while the lock is held."""
+
+    __slots__ = ("_fd", "used")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.used: int | None = _parse(os.read(fd, _RECORD.size + _CHECK.size))
+        """Bytes in use; None: not known, count the files."""
+
+    def write(self, used: int) -> None:
+        """Set the figure."""
+        self.used = max(0, used)
+        record = _RECORD.pack(_MAGIC, self.used)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        os.write(self._fd, record + _CHECK.pack(zlib.crc32(record)))
+
+
+class Ledger:
+    """The figure of one cache folder; safe for threads and processes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._mutex = threading.Lock()  # on some network filesystems the lock below holds between processes only
+
+    def peek(self) -> int | None:
+        """Return the figure as it was a moment ago, without a lock; None if it is not known."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                return _parse(file.read(_RECORD.size + _CHECK.size))
+        except OSError:
+            return None
+
+    @contextlib.contextmanager
+    def hold(self, timeout_s: float) -> Iterator[Account | None]:
+        """Hold the lock and give the account, or None if others held the lock for all that time.
+
+        A process that was stopped while it had the lock does not stop the others: they store nothing meanwhile.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._mutex.acquire(timeout=timeout_s):
+            yield None
+            return
+        try:
+            fd = self._locked(deadline)
+            if fd is None:
+                yield None
+                return
+            try:
+                yield Account(fd)
+            finally:
+                _unlock(fd)
+                os.close(fd)
+        finally:
+            self._mutex.release()
+
+    def _locked(self, deadline: float) -> int | None:
+        """Return the file, locked; a file that was deleted while we waited for it is no use."""
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            try:
+                if not _lock(fd, deadline):
+                    os.close(fd)
+                    return None
+                if self._is_current(fd):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+
+def _parse(record: bytes) -> int | None:
+    if len(record) != _RECORD.size + _CHECK.size:
+        return None
+    magic, used = _RECORD.unpack_from(record)
+    good = magic == _MAGIC and _CHECK.unpack_from(record, _RECORD.size)[0] == zlib.crc32(record[: _RECORD.size])
+    return int(used) if good else None
+
+
+def _lock(fd: int, deadline: float) -> bool:
+    wait_s = _FIRST_WAIT_S
+    while not _try_lock(fd):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    return True
+
+
+try:
+    import fcntl
+
+    def _try_lock(fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as exc:
+            if exc.errno not in _NO_LOCKS:
+                raise
+        return True
+
+    def _unlock(fd: int) -> None:
+        # Not left to close(): a child forked meanwhile has the same lock open, and would keep it.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+except ImportError:  # Windows
+    import msvcrt
+
+    _FAR = 1 << 30  # locked bytes cannot be read by others there: lock one behind the record
+
+    def _try_lock(fd: int) -> bool:
+        os.lseek(fd, _FAR, os.SEEK_SET)
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        except OSError:
+            return False
+        finally:
+            os.lseek(fd, 0, os.SEEK_SET)
+        return True
+
+    def _unlock(fd: int) -> None:
+        os.lseek(fd, _FAR, os.SEEK_SET)
+        with contextlib.suppress(OSError):
+            msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined,unused-ignore]

@@ -34,6 +34,10 @@ class TestResolve:
     def test_a_path_object_works(self, tmp_path):
         assert at(tmp_path / "a b")[1] == f"{tmp_path.as_posix()}/a b"
 
+    def test_a_file_url_as_spark_writes_it_is_no_relative_path(self, tmp_path):
+        for filesystem in (None, LocalFileSystem()):
+            assert at(f"file:{tmp_path.as_posix()}/x", filesystem=filesystem)[1] == f"{tmp_path.as_posix()}/x"
+
     def test_the_home_folder_is_expanded(self):
         assert at("~/x")[1] == f"{Path.home().as_posix()}/x"
 

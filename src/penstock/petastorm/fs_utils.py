@@ -118,31 +118,35 @@ def normalize_dataset_url_or_urls(dataset_url_or_urls: str | Sequence[str]) -> s
 
 
 def normalize_dir_url(dataset_url: str) -> str:
-    """Return the URL of a folder without slashes at its end; ValueError where it is no text.
+    """Return the URL of a folder as `penstock.open` takes it: no slashes at its end, `file:/x` (Spark's) as `file:///x`.
 
-    >>> normalize_dir_url("s3://bucket/data/"), normalize_dir_url("file:///")
-    ('s3://bucket/data', 'file:///')
+    Raises:
+        ValueError: It is no text.
+
+    >>> normalize_dir_url("s3://bucket/data/"), normalize_dir_url("file:/data"), normalize_dir_url("file:///")
+    ('s3://bucket/data', 'file:///data', 'file:///')
     """
     if not isinstance(dataset_url, str):
         raise ValueError(  # noqa: TRY004 - what Petastorm raises
             f"a dataset URL is text such as 'file:///data/set' or 's3://bucket/set'; got {dataset_url!r}"
         )
+    if dataset_url.startswith("file:") and not dataset_url.startswith("file://"):
+        dataset_url = "file://" + dataset_url[len("file:") :]
     stripped = dataset_url.rstrip("/")
     return dataset_url if stripped.endswith(":") else stripped
 
 
 def checked_url(url: str) -> str:
-    """Return a URL in the form that `penstock.open` takes: `file:/x` becomes `file:///x`.
+    """Return a URL as `normalize_dir_url` does.
 
     Raises:
         ValueError: It has no scheme, or no host where its scheme needs one.
     """
-    parsed = urlsplit(normalize_dir_url(url))
+    url = normalize_dir_url(url)
+    parsed = urlsplit(url)
     if not parsed.scheme or len(parsed.scheme) == 1:  # one letter is a drive
         raise ValueError(f"{url!r} has no scheme; a local folder is written file:///path/of/the/folder")
-    if parsed.scheme == "file":
-        return url if "://" in url else "file://" + url[len("file:") :]
-    if not parsed.netloc and parsed.scheme not in ("hdfs", "memory"):
+    if not parsed.netloc and parsed.scheme not in ("file", "hdfs", "memory"):
         raise ValueError(f"{url!r} names no host or bucket; wanted {parsed.scheme}://bucket/path")
     return url
 

@@ -42,6 +42,8 @@ def resolve(
     text = os.fspath(source)
     if not isinstance(text, str):
         raise TypeError(f"a source is a path or URL as text; got {source!r}")
+    if text.lower().startswith("file:/") and not text.lower().startswith("file://"):  # as Hadoop and Spark write it
+        text = f"file://{text[len('file:') :]}"
     if filesystem is not None:
         return to_arrow_filesystem(filesystem), _path_on(filesystem, text)
     if "://" not in text:

@@ -9,7 +9,9 @@ from penstock.alias import install_as_petastorm
 from penstock.api import Dataset, Loader, open
 from penstock.codecs import register_codec
 from penstock.engine.mix import Mix, mix
+from penstock.options import Window
 from penstock.schema import Unischema, UnischemaField
+from penstock.schema.transform import TransformSpec
 from penstock.storage import DiskCache, MemoryCache
 from penstock.write import write
 
@@ -21,8 +23,10 @@ __all__ = [
     "Loader",
     "MemoryCache",
     "Mix",
+    "TransformSpec",
     "Unischema",
     "UnischemaField",
+    "Window",
     "__version__",
     "codecs",
     "errors",

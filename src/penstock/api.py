@@ -6,7 +6,9 @@ its own; options are checked here once and handed down as frozen values.
 
 from __future__ import annotations
 
+import hashlib
 import operator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,14 +18,16 @@ from penstock.display import dataset_html, dataset_text
 from penstock.engine.build import Builder
 from penstock.engine.columns import columns_of
 from penstock.engine.facts import Facts
-from penstock.engine.finish import Finisher
+from penstock.engine.finish import Finisher, Fold
 from penstock.engine.loader import Loader
 from penstock.engine.memory import BlockPool
+from penstock.engine.rowwise import RowTransform
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
-from penstock.errors import PlanError
-from penstock.options import WINDOW_BYTES, LoaderOptions, one_of
+from penstock.errors import NotSorted, PlanError
+from penstock.options import WINDOW_BYTES, LoaderOptions, Window, one_of
 from penstock.plan.items import Items
+from penstock.schema.transform import TransformSpec, transform_schema
 from penstock.storage import as_cache
 
 if TYPE_CHECKING:
@@ -33,10 +37,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset import ParquetSource
+    from penstock.dataset.predicates_late import PredicateFilter
     from penstock.engine.columns import Column
     from penstock.engine.finish import Batch
+    from penstock.engine.loader import Make
     from penstock.options import OnError, Pool, Remainder, Shuffle
     from penstock.plan.plan import Plan
+    from penstock.plan.windows import WindowRule, WindowTable
     from penstock.schema import Unischema
 
 __all__ = ["Dataset", "Loader", "open"]
@@ -99,8 +106,11 @@ class Dataset:
     Opening reads no data; a filter that statistics cannot decide reads its own columns once, when `where` is called.
     """
 
-    def __init__(self, source: ParquetSource, selection: Selection, names: Sequence[str]) -> None:
+    def __init__(
+        self, source: ParquetSource, selection: Selection, names: Sequence[str], late: PredicateFilter | None = None
+    ) -> None:
         self._source = source
+        self._late = late
         self._selection = selection
         self._names = tuple(names)
         self._ends: NDArray[np.int64] = np.cumsum(selection.counts)
@@ -169,7 +179,8 @@ class Dataset:
 
     def select(self, columns: Iterable[Any] | str) -> Dataset:
         """Return the dataset with these columns only, in this order: names, fields or regular expressions."""
-        return Dataset(self._source, self._selection, pick_columns(self._source.arrow_schema.names, columns))
+        names = pick_columns(self._source.arrow_schema.names, columns)
+        return Dataset(self._source, self._selection, names, self._late)
 
     def where(self, filters: Any, *, exact: bool = True) -> Dataset:
         """Return the dataset with only the rows that `filters` keeps; combines with earlier filters (and).
@@ -178,20 +189,35 @@ class Dataset:
         a predicate (`penstock.predicates`), over any stored or partition column. Partitions and statistics rule out
         whole row groups first; what is left is evaluated once, here, in threads, reading only the columns that it
         names. A predicate's function is called row by row with decoded values, None for null.
+
+        With `exact=False`, for predicates that would take long, nothing is read here: the order is that of all rows,
+        and rows are left out as they are delivered. Resuming stays exact; `len` counts rows before the predicate, ranks
+        may get unequal numbers of rows, and single rows cannot be asked for.
         """
         from penstock.dataset.filters import normalise, select
         from penstock.dataset.predicates import is_predicate
         from penstock.dataset.predicates_select import select_predicate
         from penstock.engine.host import default_workers
 
-        if not exact:
-            raise NotImplementedError("exact=False is not there yet; leave it out: the filter is then evaluated here")
         source, before, workers = self._source, self._selection, default_workers()
+        if not exact:
+            return self._filtered_late(filters)
         if is_predicate(filters):
             found = select_predicate(source, filters, before, workers=workers, batched=False)
         else:
             found = select(source, normalise(filters, source.arrow_schema), before, workers=workers)
-        return self if found is before else Dataset(source, found, self._names)
+        return self if found is before else self._chosen(found)
+
+    def _filtered_late(self, predicate: Any) -> Dataset:
+        from penstock.dataset.predicates import check_predicate, in_reduce
+        from penstock.dataset.predicates_late import PredicateFilter
+
+        predicate = check_predicate(predicate)
+        if self._late is not None:
+            predicate = in_reduce([self._late.predicate, predicate], all)
+        late = PredicateFilter(predicate, batched=False)
+        pick_columns(self._source.arrow_schema.names, sorted(late.fields))
+        return Dataset(self._source, self._selection, self._names, late)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -211,6 +237,8 @@ class Dataset:
 
         Negative indices count from the end; a row may be asked for twice.
         """
+        if self._late is not None:
+            raise PlanError("rows filtered with exact=False have no numbers; use where(...) without it, or a loader")
         wanted = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
         if wanted.dtype == np.bool_ or (wanted.size and wanted.dtype.kind not in "iu"):
             raise TypeError(f"take() wants whole numbers, got {wanted.dtype}; a mask becomes indices by np.flatnonzero")
@@ -248,7 +276,8 @@ class Dataset:
         rank: int | None = None,
         world: int | None = None,
         remainder: Remainder = "drop",
-        transform: Callable[..., Mapping[str, Any]] | None = None,
+        transform: Callable[..., Mapping[str, Any]] | TransformSpec | None = None,
+        window: Window | None = None,
         pool: Pool = "thread",
         workers: int | None = None,
         memory_bytes: int | None = None,
@@ -273,7 +302,8 @@ class Dataset:
             world: Number of parts.
             remainder: Rows that do not divide by `world`: "drop", "pad" (with a mask column `_valid`) or "uneven".
             transform: Function of the batch (a dict of columns), which may also take `rng` and `positions`; it may add,
-                drop and reshape columns, not rows.
+                drop and reshape columns, not rows. Or a `TransformSpec`, whose function takes one row.
+            window: Windows over time instead of rows, each column with an axis of time; see `Window`.
             pool: "thread", "process" (for transforms that hold the GIL) or "serial" (for debugging).
             workers: Threads or processes; default: this rank's share of the cores.
             memory_bytes: Bytes that window, reads and batches in flight may take; default 3 GiB, less on small hosts.
@@ -287,12 +317,35 @@ class Dataset:
             PlanError: Options that contradict each other.
             BudgetError: Too few bytes for the window, one read and two batches; names the least.
         """
-        return Loader(self._facts(), LoaderOptions(
+        rowwise = transform if isinstance(transform, TransformSpec) else None
+        options = LoaderOptions(
             batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, drop_last=drop_last, rank=rank,
-            world=world, remainder=remainder, transform=transform, pool=pool, workers=workers,
-            memory_bytes=memory_bytes, window_bytes=window_bytes, lanes=lanes, on_error=on_error, skip_limit=skip_limit,
+            world=world, remainder=remainder, transform=None if rowwise else cast("Any", transform), pool=pool,
+            workers=workers, memory_bytes=memory_bytes, window_bytes=window_bytes, lanes=lanes, on_error=on_error, skip_limit=skip_limit,
             pad=pad,
-        ))  # fmt: skip
+        )  # fmt: skip
+        if window is None and rowwise is None and self._late is None:
+            return Loader(self._facts(), options)
+        return self._special_loader(options, rowwise, window)
+
+    def _special_loader(self, options: LoaderOptions, spec: TransformSpec | None, window: Window | None) -> Loader:
+        """Return a loader of windows, of rows that a `TransformSpec` changes, or that are filtered on delivery."""
+        from penstock.engine.loader import Make
+
+        read, items, fold = self, None, None
+        if window is not None:
+            table = self._window_table(window.by, window_rule(window), span=window.span_row_groups)
+            items, fold = Items(table.counts, windows=table), Fold(window_steps(window, self._names))
+            read = read if fold.steps is None else read.select([n for n in self._names if n in fold.steps])
+        rowwise = None
+        if spec is not None:
+            rowwise = RowTransform(spec, tuple(transform_schema(read.schema, spec).fields.values()), stack=True)
+        late, unseen = self._late, frozenset[str]()
+        if late is not None:
+            unseen = late.fields - set(read.columns)
+            read = read.select([*read.columns, *sorted(unseen)])
+        make = Make(options.batch_size, late=late, unseen=unseen, rowwise=rowwise, fold=fold)
+        return Loader(read._facts(items), options, make)
 
     def plan(  # noqa: PLR0913 -- mirrors `loader`
         self,
@@ -322,26 +375,74 @@ class Dataset:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
+    def _chosen(self, selection: Selection) -> Dataset:
+        """Return the dataset with these rows."""
+        return Dataset(self._source, selection, self._names, self._late)
+
+    def _window_table(self, column: str, rule: WindowRule, *, span: bool) -> WindowTable:
+        """Find the windows over time among the selected rows; reads one column, in threads."""
+        from penstock.engine.scan import scan_column
+        from penstock.plan.windows import WindowTable
+
+        only = self.select([column])
+        try:
+            with closing(scan_column(only._builder(), self._selection.counts)) as chunks:
+                return WindowTable.build(chunks, rule, span=span)
+        except NotSorted as error:
+            chunk = error.chunk or 0
+            where = f"{self._source.path_of(chunk)}, row group {self._source.chunk_group[chunk]}"
+            raise NotSorted(f"column {column!r} in {where}: {error}", row=error.row, chunk=error.chunk) from None
+
     def _make_columns(self) -> tuple[Column, ...]:
         schema, stored = self._source.unischema, self._source.arrow_schema
         return columns_of(
             [schema.fields[name] for name in self._names], [stored.field(name).type for name in self._names]
         )
 
-    def _facts(self) -> Facts:
+    def _facts(self, items: Items | None = None) -> Facts:
         if not self._names:
             raise PlanError("no columns are selected: there is nothing to load; select at least one")
         source, selection = self._source, self._selection
+        rows = selection.digest()
+        if items is not None and items.name != "rows":
+            table = "" if items.windows is None else items.windows.digest()
+            rows = hashlib.blake2b(f"{rows} {items.name} {table}".encode(), digest_size=16).hexdigest()
         return Facts(
-            source, selection, cast("tuple[Column, ...]", self._columns), Items(selection.counts), selection.counts,
-            source.chunk_rows, source.row_bytes(), source.column_bytes(self._names), source.fingerprint,
-            selection.digest(),
+            source, selection, cast("tuple[Column, ...]", self._columns), items or Items(selection.counts),
+            selection.counts, source.chunk_rows, source.row_bytes(), source.column_bytes(self._names),
+            source.fingerprint, rows,
         )  # fmt: skip
 
     def _builder(self) -> Builder:
         columns = cast("tuple[Column, ...]", self._columns)
         finisher = Finisher(columns, None, skip=False)
         return Builder(self._source, self._selection, columns, finisher, BlockPool(keep=0), Stats(), 0, pad=False)
+
+
+def window_rule(window: Window) -> WindowRule:
+    """Return which stretches of rows a window asks for."""
+    from penstock.plan.windows import WindowRule
+
+    return WindowRule(window.length, window.max_gap, window.overlap, window.stride)
+
+
+def window_steps(window: Window, names: Sequence[str]) -> dict[str, tuple[int, ...]] | None:
+    """Return the steps at which each column is wanted, in the order of the columns; None: all at every step."""
+    if window.columns is None:
+        return None
+    outside = sorted(step for step in window.columns if not 0 <= step < window.length)
+    if outside:
+        raise PlanError(f"the steps of a window of {window.length} rows are 0 to {window.length - 1}; got {outside}")
+    steps: dict[str, list[int]] = {}
+    for step, listed in sorted(window.columns.items()):
+        for name in pick_columns(names, [listed] if isinstance(listed, str) else listed):
+            steps.setdefault(name, []).append(step)
+    return {name: tuple(steps[name]) for name in names if name in steps}
+
+
+def make_loader(ds: Dataset, options: LoaderOptions, make: Make, items: Items) -> Loader:
+    """Return a loader of other things than batches of rows, for the faces of this library."""
+    return Loader(ds._facts(items), options, make)
 
 
 def _value(values: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 Shuffle = bool | Literal["groups"]
 Remainder = Literal["drop", "pad", "uneven"]
@@ -28,6 +28,26 @@ SPAN_BYTES = 8 << 20
 """Small batches are gathered several at a time, up to this many bytes: a take of 65,000 rows runs without the GIL."""
 READ_COST = 3
 """A read in flight holds about this many times its chunk: compressed pages, decompressed pages, Arrow arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Windows over time: batches of `length` rows that follow each other without a gap (n-grams)."""
+
+    length: int
+    """Rows of a window."""
+    by: str
+    """Column of timestamps: numbers or times, not decreasing within a row group."""
+    max_gap: Any
+    """The most that a timestamp may lie after the one before it: a number, or a timedelta for times."""
+    stride: int = 1
+    """Least rows between the beginnings of two windows."""
+    overlap: bool = True
+    """False: a window begins after the last timestamp of the one before it."""
+    span_row_groups: bool = False
+    """Whether a window may go on in the next row group or file."""
+    columns: Mapping[int, Iterable[str]] | None = None
+    """Columns of each step, counted from 0; None: all columns at every step."""
 
 
 @dataclass(frozen=True, slots=True)

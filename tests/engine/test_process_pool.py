@@ -317,14 +317,26 @@ def test_gathered_cells_are_packed_without_the_bytes_between():
     assert [None if cell is None else bytes(cell) for cell in found] == [b"one", None, b"", b"three"]
 
 
-def test_a_script_without_a_main_guard_is_told_so_and_not_run_again_in_every_process(tmp_path):
+def run_unguarded(tmp_path, script):
     make_parquet(tmp_path / "data", [[9]])
-    (tmp_path / "script.py").write_text(UNGUARDED, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")])}
     command = [sys.executable, "script.py"]
-    done = subprocess.run(
+    return subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def test_a_script_without_a_main_guard_works_and_runs_once(tmp_path):
+    done = run_unguarded(tmp_path, UNGUARDED)
+    assert not done.returncode, done.stderr
+    assert done.stdout.splitlines() == ["the script runs", "9"]
+
+
+def test_a_script_whose_transform_is_needed_is_told_of_the_main_guard(tmp_path):
+    (tmp_path / "cloudpickle.py").write_text("raise ImportError", encoding="utf-8")
+    own = UNGUARDED.replace("import penstock", "import penstock\ndef same(batch): return batch\n", 1)
+    done = run_unguarded(tmp_path, own.replace('pool="process"', 'pool="process", transform=same'))
     assert done.returncode == 1
     assert "put what the script does below `if __name__ == '__main__':`" in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("penstock.errors.WorkerDied")

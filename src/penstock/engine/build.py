@@ -127,6 +127,8 @@ class Built:
     skipped: tuple[Skipped, ...]
     fold: NDArray[np.int64] | None = None
     """Which rows of the batch each item consists of, where items are windows and the batch is not folded."""
+    kept: NDArray[np.int64] | None = None
+    """Which items, counted from `first`, are in it; None: all."""
 
 
 Chunks = dict[int, Chunk | LostChunk]
@@ -149,7 +151,7 @@ def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
     elif runs is not None:
         chunk, span.rows, span.fold = items.fold(items.runs(runs))
     else:
-        chunk, span.rows, span.fold = items.windows.rows(*items.rows(*plan.rows(span.lo, span.hi)))
+        chunk, span.rows, span.fold = items.windows_at(*items.rows(*plan.rows(span.lo, span.hi)))
     number = np.zeros(num_chunks, np.intp)
     number[chunk] = 1
     distinct = np.flatnonzero(number)
@@ -175,6 +177,12 @@ class _Part:
     def row(self, row: int) -> int:
         """Return which row of the span a row of the batch is."""
         return self.rows.start + row if isinstance(self.rows, slice) else int(self.rows[row])
+
+    def kept(self, keep: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """Return which items of the batch are left, given which of its rows, or windows, are."""
+        some = self.rows if self.items is None else self.items
+        numbers = np.arange(some.start, some.stop) if isinstance(some, slice) else some
+        return (numbers if keep is None or len(keep) != len(numbers) else numbers[keep]) - self.first
 
     @property
     def first(self) -> int:
@@ -383,7 +391,8 @@ class Builder:
         work, folded = span.work, self.finisher.fold is not None
         num_rows = len(next(iter(batch.values()))) if batch else 0
         first, end = work.start_of(part.step), work.start_of(part.step + 1)
-        return Built(work, first, end, batch, num_rows, part.skipped + skipped, None if folded else fold)
+        left = None if kept is None and not part.skipped else part.kept(kept)
+        return Built(work, first, end, batch, num_rows, part.skipped + skipped, None if folded else fold, left)
 
     def _add_mask(self, part: _Part, batch: Batch, valid: NDArray[np.bool_], kept: NDArray[np.bool_] | None) -> None:
         """Add the column that tells rows from padding."""
@@ -424,6 +433,10 @@ class Builder:
         index = chunk.index
         group = int(self.source.chunk_group[index])
         return Skipped(self.source.path_of(index), group, self._file_row(index, row), column, reason)
+
+    def lost_error(self, lost: LostChunk) -> Exception:
+        """Return the error of a chunk that could not be read, with its place."""
+        return self._read_error({lost.index: lost}, lost.index)
 
     def _read_error(self, chunks: Chunks, chunk: int) -> Exception:
         error = cast("LostChunk", chunks[chunk]).error

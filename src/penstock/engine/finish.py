@@ -47,10 +47,11 @@ class Lost:
 class LateFilter(Protocol):
     """Leaves rows out on delivery; picklable."""
 
-    fields: frozenset[str]
-    """Columns it looks at."""
+    @property
+    def fields(self) -> frozenset[str]:
+        """Columns it looks at."""
 
-    def __call__(self, batch: Batch, num_rows: int) -> NDArray[np.bool_]:
+    def __call__(self, batch: Batch, num_rows: int, /) -> NDArray[np.bool_]:
         """Return which rows to keep."""
 
 

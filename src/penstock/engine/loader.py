@@ -67,6 +67,8 @@ class Make:
     """Changes rows, also their number, before they become windows."""
     fold: Fold | None = None
     """How windows become a batch; None: they are left to the consumer."""
+    most_waiting: int = 1 << 30
+    """Most results that wait for the consumer, where memory allows more."""
 
     @property
     def one_by_one(self) -> bool:
@@ -211,6 +213,11 @@ class Loader:
         """Return counters: rows, batches, bytes and chunks read, seconds the consumer waited, seconds of each stage."""
         return self._stats.as_dict()
 
+    def num_waiting(self) -> int:
+        """Return how many batches are made and wait for the consumer."""
+        active = None if self._active is None else self._active()
+        return 0 if active is None else active.num_waiting()
+
     @property
     def skipped(self) -> list[Skipped]:
         """The rows left out so far under on_error="skip", each once, in the order of delivery."""
@@ -325,7 +332,7 @@ class Loader:
         free = self._memory_bytes - needs.window_bytes - needs.read_bytes
         span_batches = min(self._span_batches(needs.batch_bytes), max(1, free // 2 // max(1, needs.batch_bytes)))
         span_bytes = span_batches * needs.batch_bytes
-        ahead = max(1, min(workers + 2, free // 2 // max(1, span_bytes)))
+        ahead = max(1, min(workers + 2, self._make.most_waiting, free // 2 // max(1, span_bytes)))
         budget = self._memory_bytes - (ahead + 1) * span_bytes
         pool = BlockPool(keep=max(ahead, workers) + 3)
         shelf = self._make_shelf(budget, pool)
@@ -402,10 +409,14 @@ class Loader:
                 self._ended()
             else:
                 self._delivered = True
-                self._progress = built.work.plan, -(-built.end // self._share.batch_size)
+                self._progress = built.work.plan, self.steps_of(built.end)
             return True
 
-    def _received(self, plan: EpochPlan, steps: int) -> None:
+    def steps_of(self, items: int) -> int:
+        """Return the steps that are done once so many of this rank's items are out."""
+        return -(-items // self._share.batch_size)
+
+    def received(self, plan: EpochPlan, steps: int) -> None:
         """Note how far a consumer is who takes a batch apart himself."""
         with self._lock:
             self._progress = plan, steps
@@ -475,6 +486,10 @@ class _Pass:
         self._finalizer = finalize(self, run)
         self._run = run
         return run
+
+    def num_waiting(self) -> int:
+        """Return how many batches are made and wait."""
+        return 0 if self._run is None else self._run.num_waiting()
 
     def stop(self) -> None:
         """End the run: threads and processes are gone on return."""

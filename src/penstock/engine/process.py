@@ -73,14 +73,16 @@ class ProcessFinisher:
 
     def start(self) -> None:
         """Start the process; returns at once, the process gets ready on its own."""
-        _refuse_while_importing_main()
+        if _needs_script(self._payload):
+            _refuse_while_importing_main()
         self._pipe, theirs = self._context.Pipe(duplex=True)
         keep = self._pipe if self._context.get_start_method() == "fork" else None
         self._process = self._context.Process(
             target=_serve, args=(theirs, self._payload, keep), name="penstock-worker", daemon=True
         )
         # A process that is still importing would print a traceback at Ctrl-C.
-        with _choice_left_open(), _ctrl_c_later(self._context.get_start_method()):
+        hidden = contextlib.nullcontext() if _needs_script(self._payload) else _main_left_alone()
+        with _choice_left_open(), _ctrl_c_later(self._context.get_start_method()), hidden:
             self._process.start()
         theirs.close()
         # multiprocessing's own exit function would end our process from a forked child of the user's as well; ours ends
@@ -158,17 +160,28 @@ class ProcessFinisher:
 
 def payload_of(finisher: Finisher) -> bytes:
     """Pickle what a process needs; a function that cannot be pickled is refused with the cure."""
+    payload, failure = b"__main__", None
     try:
-        return pickle.dumps(finisher, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
+        payload = pickle.dumps(finisher, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001 -- a user's object may raise anything when pickled
+        failure = error
+    if _needs_script(payload):
         with contextlib.suppress(ImportError):
             import cloudpickle
 
+            # Takes along what the script defines, so that processes need not run the script to find it.
             return cast("bytes", cloudpickle.dumps(finisher))
+    if failure is not None:
         raise PlanError(
-            f'pool="process" sends the transform and the codecs to other processes; they cannot be pickled: {error}; '
+            f'pool="process" sends the transform and the codecs to other processes; they cannot be pickled: {failure}; '
             'define them at the top level of a module, pip install cloudpickle, or use pool="thread"'
-        ) from error
+        ) from failure
+    return payload
+
+
+def _needs_script(payload: bytes) -> bool:
+    """Tell whether a process needs the user's script to make sense of it: it names `__main__` or `__mp_main__`."""
+    return b"_main__" in payload
 
 
 def start_method() -> str | None:
@@ -229,6 +242,25 @@ def _choice_left_open() -> Iterator[None]:
     finally:
         if not chosen and hasattr(default, "_actual_context"):
             cast("Any", default)._actual_context = None
+
+
+@contextlib.contextmanager
+def _main_left_alone() -> Iterator[None]:
+    """Start a process that does not import the user's script: it needs nothing of it.
+
+    A script without `if __name__ == "__main__":` works then, and one that imports a framework is not imported again.
+    """
+    main = sys.modules.get("__main__")
+    names = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    try:
+        if main is not None:
+            main.__spec__ = None
+            if "__file__" in names:
+                del main.__file__
+        yield
+    finally:
+        for name, value in names.items():
+            setattr(main, name, value)
 
 
 @contextlib.contextmanager

@@ -151,6 +151,12 @@ class Run:
         finally:
             del one  # see `_wait`
 
+    def num_waiting(self) -> int:
+        """Return how many batches are made and wait for the consumer."""
+        with self._lock:
+            made = sum(len(found) for found in self._built.values() if isinstance(found, list))
+            return len(self._ready) + made
+
     def _wait(self) -> Results | None:
         if not self._threads and self._limits.workers and not self._stopped:
             self._start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -19,17 +19,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.plan.windows import WindowTable
+
 Run = tuple[int, int, int]
-
-
-class Starts(Protocol):
-    """Where the windows of each chunk begin."""
-
-    counts: NDArray[np.int64]
-    """Windows that begin in each chunk."""
-
-    def starts(self, chunk: int) -> NDArray[np.int64]:
-        """Return the rows at which windows of a chunk begin, ascending."""
 
 
 class Folded(NamedTuple):
@@ -41,35 +33,22 @@ class Folded(NamedTuple):
     """One line for each window: numbers of the distinct rows."""
 
 
-class Windows:
-    """Windows of `length` rows that follow each other, across the borders of chunks where `table` says so."""
+def folded(table: WindowTable, chunk: NDArray[np.int64], number: NDArray[np.int64]) -> Folded:
+    """Return the rows of windows, each named by the chunk it begins in and its number there."""
+    at, row = table.rows(chunk, number)
+    distinct, fold = np.unique(table.row_offsets[at] + row, return_inverse=True)
+    first: NDArray[np.int64] = np.searchsorted(table.row_offsets, distinct.reshape(-1), side="right") - 1
+    return Folded(first, distinct - table.row_offsets[first], fold.reshape(at.shape))
 
-    def __init__(self, table: Starts, length: int, selected: NDArray[np.int64]) -> None:
-        self.table = table
-        self.length = length
-        self._ends: NDArray[np.int64] = np.cumsum(selected)
-        self._begins = self._ends - selected
 
-    def rows(self, chunk: NDArray[np.int64], number: NDArray[np.int64]) -> Folded:
-        """Return the rows of windows, each named by the chunk it begins in and its number there."""
-        start = np.empty(len(chunk), np.int64)
-        for one in np.unique(chunk).tolist():
-            here = chunk == one
-            start[here] = self.table.starts(one)[number[here]]
-        lines = (self._begins[chunk] + start)[:, None] + np.arange(self.length)
-        distinct, fold = np.unique(lines, return_inverse=True)
-        at = cast("NDArray[np.int64]", np.searchsorted(self._ends, distinct, side="right"))
-        return Folded(at, distinct - self._begins[at], fold.reshape(lines.shape))
-
-    def reaching(self, visits: Visits) -> Visits:
-        """Return the stays with those of the chunks added that windows reach into from the one before."""
-        last = np.minimum(self._ends[visits.chunk] + self.length - 2, self._ends[-1] - 1)
-        far = np.searchsorted(self._ends, last, side="right") - visits.chunk
-        more = [visits]
-        for step in range(1, int(far.max(initial=0)) + 1):
-            there = far >= step
-            more.append(Visits(visits.chunk[there] + step, visits.first[there], visits.last[there]))
-        return joined(more) if len(more) > 1 else visits
+def reaching(table: WindowTable, visits: Visits) -> Visits:
+    """Return the stays with those of the chunks added that windows reach into from the one before."""
+    far = table.last_chunks()[visits.chunk] - visits.chunk
+    more = [visits]
+    for step in range(1, int(far.max(initial=0)) + 1):
+        there = far >= step
+        more.append(Visits(visits.chunk[there] + step, visits.first[there], visits.last[there]))
+    return joined(more) if len(more) > 1 else visits
 
 
 @dataclass(frozen=True)
@@ -84,11 +63,13 @@ class Items:
     """Where each part begins among the selected rows (or windows) of its chunk."""
     sizes: NDArray[np.int64] | None = None
     """Rows (or windows) of each part, where the part is one item; None: each of them is an item."""
-    windows: Windows | None = None
+    windows: WindowTable | None = None
     """What an item is made of; None: of one row."""
 
     @classmethod
-    def of_parts(cls, counts: NDArray[np.int64], parts: int, *, whole: bool, windows: Windows | None = None) -> Items:
+    def of_parts(
+        cls, counts: NDArray[np.int64], parts: int, *, whole: bool, windows: WindowTable | None = None
+    ) -> Items:
         """Return the items of chunks with `counts` rows (or windows), each chunk cut into `parts` equal stretches."""
         chunk = np.repeat(np.arange(len(counts), dtype=np.int64), parts)
         number = np.tile(np.arange(parts, dtype=np.int64), len(counts))
@@ -116,7 +97,7 @@ class Items:
         """Return when which chunk is needed, from when which part is."""
         if self.chunk is not None:
             visits = Visits(self.chunk[visits.chunk], visits.first, visits.last)
-        return visits if self.windows is None else self.windows.reaching(visits)
+        return visits if self.windows is None else reaching(self.windows, visits)
 
     def runs(self, runs: Sequence[Run]) -> list[Run]:
         """Return stretches of chunks from stretches of parts."""
@@ -142,4 +123,8 @@ class Items:
         """Return the rows of the windows in stretches of chunks."""
         chunk = np.concatenate([np.full(hi - lo, one, np.int64) for one, lo, hi in runs])
         number = np.concatenate([np.arange(lo, hi, dtype=np.int64) for _, lo, hi in runs])
-        return cast("Windows", self.windows).rows(chunk, number)
+        return self.windows_at(chunk, number)
+
+    def windows_at(self, chunk: NDArray[np.int64], number: NDArray[np.int64]) -> Folded:
+        """Return the rows of windows, each named by the chunk it begins in and its number there."""
+        return folded(cast("WindowTable", self.windows), chunk, number)

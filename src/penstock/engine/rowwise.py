@@ -1,0 +1,216 @@
+"""Carry a `TransformSpec` out: row by row, or on a pandas DataFrame of a whole batch.
+
+Called by the finisher in a thread or a process, after decoding and before rows become windows; gives a batch of exactly
+the fields that the spec promises, checked where `edit_fields` says what they are. Knows no file names: whoever calls
+adds them to the error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from penstock.errors import TransformError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.finish import Batch
+    from penstock.schema import UnischemaField
+    from penstock.schema.transform import TransformSpec
+
+
+def values_of(column: Any) -> list[Any]:
+    """Return the values of a column one by one; None where a row is null."""
+    if isinstance(column, np.ma.MaskedArray):
+        mask = np.ma.getmaskarray(column)
+        gone: list[bool] = [bool(one.all()) for one in mask] if column.ndim > 1 else mask.tolist()
+        return [None if null else value for value, null in zip(column.data, gone, strict=True)]
+    return list(column)
+
+
+@dataclass(frozen=True)
+class RowTransform:
+    """Calls the function once for each row; picklable where the function is."""
+
+    spec: TransformSpec
+    fields: tuple[UnischemaField, ...]
+    """What comes out."""
+    stack: bool
+    """Whether columns become arrays, as batches have them; otherwise they are lists of values."""
+
+    def __call__(self, batch: Batch, num_rows: int) -> Batch:
+        """Return the transformed rows, as columns."""
+        names = list(batch)
+        lines = zip(*map(values_of, batch.values()), strict=True) if names else ((),) * num_rows
+        rows = [self._row(dict(zip(names, line, strict=True))) for line in lines]
+        edited = {field.name for field in self.spec.edit_fields}
+        columns: Batch = {}
+        for field in self.fields:
+            columns[field.name] = values = [self._value(row, field) for row in rows]
+            if field.name in edited:
+                for value in values:
+                    check_value(field, value)
+        return {field.name: _stacked(columns[field.name]) for field in self.fields} if self.stack else columns
+
+    def _row(self, row: dict[str, Any]) -> Mapping[str, Any]:
+        if self.spec.func is None:
+            return row
+        try:
+            result = self.spec.func(row)
+        except Exception as error:
+            raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
+        if not hasattr(result, "keys"):
+            raise TransformError(f"a transform must return the row as a dict; got {type(result).__name__}")
+        return cast("Mapping[str, Any]", result)
+
+    @staticmethod
+    def _value(row: Mapping[str, Any], field: UnischemaField) -> Any:
+        try:
+            return row[field.name]
+        except KeyError:
+            raise TransformError(
+                f"the transform's row has no field {field.name!r}, only {', '.join(map(repr, row))}; return it, or "
+                f"name it in removed_fields"
+            ) from None
+
+
+@dataclass(frozen=True)
+class FrameTransform:
+    """Calls the function once for each batch, with a pandas DataFrame; it may give another number of rows."""
+
+    spec: TransformSpec
+    fields: tuple[UnischemaField, ...]
+    """What comes out."""
+
+    def __call__(self, batch: Batch, num_rows: int) -> Batch:  # noqa: ARG002 -- as `RowTransform`
+        """Return the transformed columns."""
+        if self.spec.func is None:
+            return {field.name: batch[field.name] for field in self.fields}
+        import pandas as pd
+
+        frame = pd.DataFrame({name: frame_column(values) for name, values in batch.items()}, copy=False)
+        del batch
+        try:
+            result = self.spec.func(frame)
+        except Exception as error:
+            raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
+        if not isinstance(result, pd.DataFrame):
+            raise TransformError(f"a transform must return a pandas DataFrame; got {type(result).__name__}")
+        self._check_columns(list(result.columns))
+        edited = {field.name for field in self.spec.edit_fields}
+        return {field.name: _array(field, result[field.name], field.name in edited) for field in self.fields}
+
+    def _check_columns(self, found: Sequence[str]) -> None:
+        wanted = {field.name for field in self.fields}
+        missing = sorted(wanted - set(found))
+        extra = sorted(set(found) - wanted - set(self.spec.removed_fields), key=str)
+        if self.spec.selected_fields is not None:
+            extra = []  # what was not selected is left out for the user
+        if missing or extra:
+            raise TransformError(
+                f"the transform's DataFrame has the columns {', '.join(map(repr, found))}; missing: {missing}, not in "
+                f"the schema: {extra}; name new ones in edit_fields and dropped ones in removed_fields"
+            )
+
+
+def frame_column(values: Any) -> Any:
+    """Return a column as pandas takes it: arrays of more dimensions as one array a row, nulls as pandas has them."""
+    if isinstance(values, np.ma.MaskedArray):
+        return plain_nulls(values)
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return values
+    return objects_of(list(values))
+
+
+def plain_nulls(values: np.ma.MaskedArray[Any, Any]) -> NDArray[Any]:
+    """Return a column with nulls without a mask: NaN for numbers, NaT for times, None in arrays of objects."""
+    gone = np.ma.getmaskarray(values)
+    if values.ndim == 1 and values.dtype.kind in "iuf":
+        out = values.data.astype(np.float64 if values.dtype.kind in "iu" else values.dtype)
+        out[gone] = np.nan
+        return out
+    if values.ndim == 1 and values.dtype.kind in "mM":
+        out = values.data.copy()
+        out[gone] = np.array("NaT", values.dtype)
+        return out
+    return objects_of(values_of(values))
+
+
+def objects_of(values: list[Any]) -> NDArray[np.object_]:
+    """Return values as an array of objects, never looked into."""
+    out = np.empty(len(values), np.object_)
+    for row, value in enumerate(values):
+        out[row] = value
+    return out
+
+
+def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
+    """Return a column of a DataFrame as an array, of the declared shape where each cell is an array."""
+    values = series.to_numpy()
+    if values.dtype != np.object_:
+        if edited:
+            _check_dtype(field, values.dtype)
+        return values
+    cells = list(values)
+    if edited:
+        for value in cells:
+            check_value(field, value)
+    if field.shape and all(isinstance(one, np.ndarray) for one in cells):
+        return _stacked([one.reshape(_fixed(field, one)) for one in cells])
+    return values
+
+
+def _fixed(field: UnischemaField, value: NDArray[Any]) -> tuple[int, ...]:
+    """Return the declared shape, if a flat cell is to be given one."""
+    shape = field.shape
+    if value.ndim == 1 and len(shape) > 1 and None not in shape:
+        return cast("tuple[int, ...]", shape)
+    return value.shape
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Return arrays or numbers of one kind as one array; what does not fit together stays a list."""
+    first = values[0] if values else None
+    if isinstance(first, np.ndarray | np.generic | bool | int | float):
+        kinds = {(np.shape(one), getattr(one, "dtype", type(one))) for one in values}
+        if len(kinds) == 1:
+            return np.stack(values) if np.ndim(first) else np.array(values)
+    return values
+
+
+def check_value(field: UnischemaField, value: Any) -> None:
+    """Raise TransformError unless a value has the dtype and rank that `edit_fields` promises."""
+    if value is None:
+        if not field.nullable:
+            raise TransformError(f"the transform gave None for {field.name!r}, which edit_fields says is not nullable")
+        return
+    shape = getattr(value, "shape", ())
+    if isinstance(value, list | tuple):
+        value = np.asarray(value)
+        shape = value.shape
+    fits = len(shape) == len(field.shape)
+    if not fits or any(want not in (None, got) for want, got in zip(field.shape, shape, strict=True)):
+        raise TransformError(
+            f"the transform gave {field.name!r} the shape {tuple(shape)} where edit_fields says {field.shape}"
+        )
+    if hasattr(value, "dtype"):
+        _check_dtype(field, value.dtype)
+
+
+def _check_dtype(field: UnischemaField, dtype: Any) -> None:
+    if field.numpy_dtype is None or field.numpy_dtype is Decimal:
+        return
+    want = np.dtype(field.numpy_dtype)
+    found = str(dtype).removeprefix("torch.")
+    same = found == want.name or want.kind in "SUOM" or (found, want.name) == ("bool", "bool_")
+    if not same and not (field.nullable and want.kind in "iu" and found == "float64"):
+        raise TransformError(
+            f"the transform gave {field.name!r} the dtype {found} where edit_fields says {want.name}; cast it, or "
+            f"correct edit_fields"
+        )

@@ -1,0 +1,100 @@
+"""Turn batches of the engine into what Petastorm's readers hand out: rows, columns, and windows of both.
+
+Works on what a worker has built, in the consumer's thread. Values of rows are views of the batch that they came in.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections import namedtuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.engine.rowwise import objects_of, plain_nulls, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_MOST_TEXT_BYTES = 64 << 20
+"""Texts become one array of fixed width up to here, or while that takes no more than a few times their own length."""
+
+
+@lru_cache(maxsize=1024)
+def row_type(schema_name: str, names: tuple[str, ...]) -> Any:
+    """Return the class of rows: a named tuple; names that Python does not allow get their odd characters replaced."""
+    return namedtuple(f"{schema_name}_view", [_identifier(name) for name in names])
+
+
+def _identifier(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    if not plain or plain[0] == "_" or plain[0].isdigit():
+        plain = f"f{plain}"
+    return f"{plain}_" if keyword.iskeyword(plain) else plain
+
+
+def rows_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Iterator[Any]:
+    """Give the rows of a batch one by one."""
+    columns = [_each(batch[name]) for name in names]
+    return map(make._make, zip(*columns, strict=True))
+
+
+def _each(column: Any) -> Iterable[Any]:
+    return values_of(column) if isinstance(column, np.ma.MaskedArray) else column
+
+
+def windows_of(batch: Mapping[str, Any], fold: NDArray[np.int64], types: Mapping[int, Any]) -> list[dict[int, Any]]:
+    """Return windows of rows as {step: row}; a row that several windows have is made once for each step."""
+    first = min(types)
+    steps = [
+        (step, list(rows_of(batch, make.names, make.type)) if make.names else [make.type()] * _length(batch))
+        for step, make in sorted(types.items())
+    ]
+    return [{step: rows[line[step - first]] for step, rows in steps} for line in fold.tolist()]
+
+
+def _length(batch: Mapping[str, Any]) -> int:
+    return len(next(iter(batch.values()))) if batch else 0
+
+
+def columns_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Any:
+    """Return a batch as a named tuple of arrays, typed as Petastorm's batch reader does."""
+    return make._make([batch_column(batch[name]) for name in names])
+
+
+def batch_column(values: Any) -> Any:
+    """Return a column as Petastorm's batch reader gives it, but without its losses.
+
+    Integers with nulls are float64 with NaN, booleans with nulls objects, texts of fixed width, dates objects, times in
+    nanoseconds; lists of equal length one array, of unequal length objects; null texts None, not the text "None".
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        values = plain_nulls(values) if np.ma.getmaskarray(values).any() else values.data
+    if isinstance(values, list):
+        same = len({getattr(value, "shape", None) for value in values}) == 1
+        return np.stack(values) if same and isinstance(values[0], np.ndarray) else objects_of(values)
+    if values.dtype.kind == "M":
+        return values.astype(np.object_) if values.dtype == np.dtype("M8[D]") else _nanoseconds(values)
+    return _texts(values) if values.dtype == np.object_ else values
+
+
+def _texts(values: NDArray[np.object_]) -> NDArray[Any]:
+    """Return texts as an array of fixed width, unless one is null or that would be mostly air."""
+    if not len(values) or not all(type(value) is str for value in values):
+        return values
+    lengths = [len(value) for value in values]
+    if 4 * max(lengths) * len(values) > max(_MOST_TEXT_BYTES, 16 * sum(lengths)):
+        return values
+    return values.astype(np.str_)
+
+
+def _nanoseconds(values: NDArray[Any]) -> NDArray[Any]:
+    """Return times in nanoseconds, or as they are where that would overflow."""
+    found = values[~np.isnat(values)]
+    if len(found) and not (np.datetime64("1678") < found.min() and found.max() < np.datetime64("2262")):
+        return values
+    return values.astype("M8[ns]")

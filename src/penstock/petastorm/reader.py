@@ -1,0 +1,411 @@
+"""`petastorm.reader`: `make_reader`, `make_batch_reader` and the `Reader` that both return.
+
+A reader is a loader of the engine whose items are rows, whole row groups or windows of rows, and hands them out as
+Petastorm does: named tuples of values, or of columns. It adds what Petastorm never had: a length, a state that resumes
+exactly, a reset at any moment. Reading, decoding and ordering are the engine's; this file only says what is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import LoaderClosed, PenstockWarning
+from penstock.petastorm import _ask
+from penstock.petastorm._columns import columns_of, row_type, rows_of, windows_of
+from penstock.petastorm.cache import make_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+
+    from penstock.engine.build import Built
+    from penstock.engine.loader import Loader
+    from penstock.plan import EpochPlan
+
+__all__ = ["LOCAL_DISK_CACHE", "MEMORY_CACHE", "NULL_CACHE", "Reader", "make_batch_reader", "make_reader"]
+
+LOCAL_DISK_CACHE = "local-disk"
+MEMORY_CACHE = "memory"
+NULL_CACHE = "null"
+
+
+def normalize_dataset_url_or_urls(dataset_url_or_urls: Any) -> Any:
+    """Return one URL, or a list of them, each without a slash at its end."""
+    from penstock.petastorm.fs_utils import normalize_dir_url
+
+    if isinstance(dataset_url_or_urls, list):
+        if not dataset_url_or_urls:
+            raise ValueError("the list of dataset URLs is empty; give at least one")
+        return [normalize_dataset_url_or_urls(url) for url in dataset_url_or_urls]
+    if isinstance(dataset_url_or_urls, os.PathLike):
+        dataset_url_or_urls = os.fspath(dataset_url_or_urls)
+    return normalize_dir_url(dataset_url_or_urls)
+
+
+def make_reader(  # noqa: PLR0913 -- Petastorm's signature
+    dataset_url: Any,
+    schema_fields: Any = None,
+    reader_pool_type: str = "thread",
+    workers_count: int = 10,
+    pyarrow_serialize: bool = False,
+    results_queue_size: int = 50,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: Any = None,
+    rowgroup_selector: Any = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    shard_seed: int | None = None,
+    cache_type: str | None = NULL_CACHE,
+    cache_location: str | None = None,
+    cache_size_limit: int | None = None,
+    cache_row_size_estimate: int | None = None,
+    cache_extra_settings: Mapping[str, Any] | None = None,
+    hdfs_driver: str = "libhdfs3",
+    transform_spec: Any = None,
+    filters: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    zmq_copy_buffers: bool = True,
+    filesystem: Any = None,
+    convert_early_to_numpy: bool = False,
+    *,
+    remainder: str = "uneven",
+    exact: bool = True,
+    memory_bytes: int | None = None,
+) -> Reader:
+    """Return a reader of rows: each a named tuple of decoded values, or a dict of them with an `NGram`.
+
+    All parameters are Petastorm's; docs/migrate_from_petastorm.md tells what they do here.
+
+    Args:
+        dataset_url: URL or path of a dataset, or a list of them.
+        schema_fields: Fields or regular expressions over whole names, or an `NGram`; None for all.
+        reader_pool_type: "thread", "process" or "dummy" (everything in the calling thread).
+        workers_count: Most threads or processes; never more than this process has cores.
+        pyarrow_serialize: Without effect.
+        results_queue_size: Most results that wait for the consumer; memory is bounded in any case.
+        seed: Picks the order; None draws one, the same on all shards.
+        shuffle_rows: Rows really shuffled, within a window of memory.
+        shuffle_row_groups: Row groups in a new order each epoch, rows as stored.
+        shuffle_row_drop_partitions: Cut each row group into that many stretches, shuffled on their own.
+        predicate: Rows to keep; see `penstock.predicates`.
+        rowgroup_selector: Row groups to keep, by an index.
+        num_epochs: Epochs; None for ever.
+        cur_shard: Which part of the rows this process reads.
+        shard_count: Number of parts.
+        shard_seed: Deprecated: the same as `seed`.
+        cache_type: "null", "local-disk" or "memory".
+        cache_location: Folder of the cache; None: the user's cache folder.
+        cache_size_limit: Bytes of the cache; None: a share of the free disk.
+        cache_row_size_estimate: Checked as Petastorm does, where given.
+        cache_extra_settings: More arguments of the cache.
+        hdfs_driver: Without effect.
+        transform_spec: A function of rows, see `TransformSpec`.
+        filters: Tuples as pyarrow takes them, over partitions and ordinary columns; they filter rows.
+        storage_options: Passed to fsspec.
+        zmq_copy_buffers: Without effect.
+        filesystem: A filesystem to use instead of the URL's.
+        convert_early_to_numpy: Without effect: values are NumPy's at once.
+        remainder: Rows that do not divide among shards: "uneven" (all are read), "drop" or "pad".
+        exact: False: a predicate is evaluated when rows are delivered, not before; length and balance are given up.
+        memory_bytes: Budget of this reader; see `Dataset.loader`.
+    """
+    del convert_early_to_numpy
+    _warn_without_effect(
+        pyarrow_serialize=pyarrow_serialize,
+        zmq_copy_buffers=not zmq_copy_buffers,
+        hdfs_driver=hdfs_driver != "libhdfs3",
+    )
+    cache = make_cache(cache_type, cache_location, cache_size_limit, cache_row_size_estimate, cache_extra_settings)
+    return Reader._asked(_ask.Asked(
+        normalize_dataset_url_or_urls(dataset_url), False, schema_fields, reader_pool_type, workers_count,
+        results_queue_size, _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups, shuffle_row_drop_partitions,
+        predicate, rowgroup_selector, num_epochs, cur_shard, shard_count, transform_spec, filters, storage_options,
+        filesystem, cache, remainder, exact, memory_bytes,
+    ))  # fmt: skip
+
+
+def make_batch_reader(  # noqa: PLR0913, D417 -- Petastorm's signature; most arguments are those of make_reader
+    dataset_url_or_urls: Any,
+    schema_fields: Any = None,
+    reader_pool_type: str = "thread",
+    workers_count: int = 10,
+    results_queue_size: int = 50,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: Any = None,
+    rowgroup_selector: Any = None,
+    num_epochs: int | None = 1,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    shard_seed: int | None = None,
+    cache_type: str | None = NULL_CACHE,
+    cache_location: str | None = None,
+    cache_size_limit: int | None = None,
+    cache_row_size_estimate: int | None = None,
+    cache_extra_settings: Mapping[str, Any] | None = None,
+    hdfs_driver: str = "libhdfs3",
+    transform_spec: Any = None,
+    filters: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    zmq_copy_buffers: bool = True,
+    filesystem: Any = None,
+    convert_early_to_numpy: bool = False,
+    *,
+    remainder: str = "uneven",
+    exact: bool = True,
+    memory_bytes: int | None = None,
+    decode: bool = False,
+) -> Reader:
+    """Return a reader of batches: each a named tuple of columns, the rows of one row group.
+
+    Parameters as those of `make_reader`, and:
+
+    Args:
+        dataset_url_or_urls: URL or path of a dataset, or a list of them.
+        decode: Decode the cells of datasets that store encoded ones (Petastorm's); otherwise they come as bytes.
+        transform_spec: Its function takes and returns a pandas DataFrame, and may change the number of rows.
+        shuffle_rows: Batches hold rows from many row groups, as many as a row group has on average.
+    """
+    del convert_early_to_numpy
+    _warn_without_effect(zmq_copy_buffers=not zmq_copy_buffers, hdfs_driver=hdfs_driver != "libhdfs3")
+    cache = make_cache(cache_type, cache_location, cache_size_limit, cache_row_size_estimate, cache_extra_settings)
+    return Reader._asked(_ask.Asked(
+        normalize_dataset_url_or_urls(dataset_url_or_urls), True, schema_fields, reader_pool_type, workers_count,
+        results_queue_size, _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups, shuffle_row_drop_partitions,
+        predicate, rowgroup_selector, num_epochs, cur_shard, shard_count, transform_spec, filters, storage_options,
+        filesystem, cache, remainder, exact, memory_bytes, decode,
+    ))  # fmt: skip
+
+
+class Reader:
+    """Iterates rows, or batches, of a dataset as named tuples; its own iterator, as in Petastorm.
+
+    `next` after `stop` is a RuntimeError; after the last row StopIteration until `reset`, which may come at any moment
+    and goes on with the next pass. A `for` loop after `break` continues where it was.
+    """
+
+    def __init__(  # noqa: PLR0913 -- Petastorm's signature
+        self,
+        pyarrow_filesystem: Any,
+        dataset_path: Any = None,
+        schema_fields: Any = None,
+        seed: int | None = None,
+        shuffle_rows: bool = False,
+        shuffle_row_groups: bool = True,
+        shuffle_row_drop_partitions: int = 1,
+        predicate: Any = None,
+        rowgroup_selector: Any = None,
+        reader_pool: Any = None,
+        num_epochs: int | None = 1,
+        cur_shard: int | None = None,
+        shard_count: int | None = None,
+        cache: Any = None,
+        worker_class: Any = None,
+        transform_spec: Any = None,
+        is_batched_reader: bool = False,
+        filters: Any = None,
+        shard_seed: int | None = None,
+        convert_early_to_numpy: bool = False,
+        *,
+        dataset_url: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+        remainder: str = "uneven",
+    ) -> None:
+        """Open a dataset: `Reader(url, ...)` or `Reader(filesystem, path, ...)`; see `make_reader`."""
+        del worker_class, convert_early_to_numpy
+        filesystem, source = pyarrow_filesystem, dataset_path
+        if isinstance(pyarrow_filesystem, str | list):
+            if dataset_path is not None:  # Reader(url, fields): the second argument was the fields
+                schema_fields = dataset_path if schema_fields is None else schema_fields
+            filesystem, source = None, pyarrow_filesystem
+        self._begin(_ask.Asked(
+            normalize_dataset_url_or_urls(dataset_url or source), is_batched_reader, schema_fields,
+            *_ask.pool_of(reader_pool), _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups,
+            shuffle_row_drop_partitions, predicate, rowgroup_selector, num_epochs, cur_shard, shard_count,
+            transform_spec, filters, storage_options, filesystem, cache, remainder,
+        ))  # fmt: skip
+
+    @classmethod
+    def _asked(cls, asked: _ask.Asked) -> Reader:
+        reader = cls.__new__(cls)
+        reader._begin(asked)
+        return reader
+
+    def _begin(self, asked: _ask.Asked) -> None:
+        self._job = _ask.open_job(asked)
+        self.schema = self._job.schema
+        """Unischema of what is returned."""
+        self.ngram = self._job.ngram
+        """The `NGram` in force, or None."""
+        self.is_batched_reader = asked.batched
+        self.num_epochs = asked.num_epochs
+        self.dataset = self._job.dataset
+        """The `penstock.Dataset` that is read."""
+        self.cache = asked.cache
+        self.last_row_consumed = False
+        """Whether the last row of the pass was asked for, and StopIteration raised."""
+        self.stopped = False
+        self._loader: Loader = self._job.loader(None)
+        self._give: Callable[[Built], Iterator[Any]] = _giver(self._job)
+        self._start_pass()
+
+    def _start_pass(self) -> None:
+        self._pass: Any = None
+        self._rows: Iterator[Any] = iter(())
+        self._plan: EpochPlan | None = None
+        self._before = self._taken = 0
+        self._kept: Any = None
+        self.last_row_consumed = False
+
+    # -- iteration ------------------------------------------------------------------------------------------------
+
+    @property
+    def batched_output(self) -> bool:
+        """Whether a step is a batch of rows."""
+        return self.is_batched_reader
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Any:
+        for row in self._rows:
+            self._taken += 1
+            return row
+        return self._next_batch()
+
+    next = __next__
+
+    def _next_batch(self) -> Any:
+        while True:
+            if self.stopped:
+                raise LoaderClosed("the reader was stopped; make another one")
+            if self.last_row_consumed:
+                raise StopIteration
+            if self._pass is None:
+                self._pass = iter(self._loader)
+            try:
+                built = self._pass.take()
+            except StopIteration:
+                self._start_pass()
+                self.last_row_consumed = True
+                raise
+            self._plan, self._taken, self._kept = built.work.plan, 0, built.kept
+            self._before = self._loader.steps_of(built.first)
+            self._job.check(built)
+            self._rows = self._give(built)
+            for row in self._rows:
+                self._taken = 1
+                return row
+            self._before = self._loader.steps_of(built.end)  # all of its rows were left out
+
+    def _note(self) -> None:
+        """Tell the loader how far the consumer is."""
+        if self._plan is None:
+            return
+        taken = self._taken
+        if self._kept is not None and taken and not self.batched_output:  # some rows before it were left out
+            taken = int(self._kept[taken - 1]) + 1
+        self._loader.received(self._plan, self._before + taken)
+
+    def __len__(self) -> int:
+        """Return the rows, or batches, left in this pass."""
+        self._note()
+        return len(self._loader)
+
+    def reset(self) -> None:
+        """Begin the next pass of `num_epochs` epochs, whether or not this one is at its end."""
+        if self.stopped:
+            raise LoaderClosed("the reader was stopped; make another one")
+        if self._pass is not None:
+            self._note()
+            self._loader._end_pass()
+            iter(self._loader)  # moves to the next pass
+        self._start_pass()
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of this reader as small JSON; the same on every shard at the same step."""
+        self._note()
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where a state was taken, on any number of shards; with seed=None its seed is taken over."""
+        if self._job.drew_seed and state.get("seed") != self._loader.order.seed:
+            self._loader.close()
+            self._loader = self._job.loader(state.get("seed"))
+        self._loader.load_state_dict(state)
+        self._start_pass()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the threads or processes; the reader cannot be used again."""
+        self.stopped = True
+        self._rows = iter(())
+        self._loader.close()
+
+    def join(self) -> None:
+        """Return: `stop` has waited already."""
+
+    def cleanup_cache(self) -> None:
+        """Give back what the cache holds, where it was made for this reader only."""
+        cleanup = getattr(self.cache, "cleanup", None)
+        if cleanup is not None:
+            cleanup()
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        """Counters of the loader: rows, batches, seconds of each stage, and results that wait for the consumer."""
+        return {**self._loader.stats(), "output_queue_size": self._loader.num_waiting()}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.join()
+        self.cleanup_cache()
+
+
+def _giver(job: _ask.Job) -> Callable[[Built], Iterator[Any]]:
+    """Return the function that takes a built batch apart into what the reader gives."""
+    names = tuple(job.schema.fields)
+    make = row_type(job.schema._name, names)
+    if job.ngram is not None:
+        types = job.step_types
+        if job.batched:
+            return lambda built: iter([_ask.window_columns(built, types)])
+        return lambda built: iter(windows_of(built.batch, built.fold, types))  # type: ignore[arg-type]
+    if job.batched:
+        return lambda built: iter([columns_of(built.batch, names, make)])
+    return lambda built: rows_of(built.batch, names, make)
+
+
+def _seed(seed: int | None, shard_seed: int | None) -> int | None:
+    if shard_seed is not None:
+        warnings.warn("shard_seed is deprecated; use seed", UserWarning, stacklevel=3)
+    return seed if shard_seed is None else shard_seed
+
+
+_WHY = {
+    "pyarrow_serialize": "pyarrow_serialize has no effect: results of processes come through shared memory",
+    "zmq_copy_buffers": "zmq_copy_buffers has no effect: results of processes come through shared memory, not ZeroMQ",
+    "hdfs_driver": "hdfs_driver has no effect: pyarrow has one driver only, libhdfs",
+}
+
+
+def _warn_without_effect(**given: bool) -> None:
+    for name, was_given in given.items():
+        if was_given:
+            warnings.warn(_WHY[name], PenstockWarning, stacklevel=3)

@@ -137,3 +137,38 @@ def test_what_cannot_be_run_is_named(project: Path, arguments: tuple[str, ...], 
 def test_without_arguments_it_says_how_to_use_it() -> None:
     assert python(*RUN).returncode == 2
     assert "script.py" in output(*RUN, "--help")
+
+
+PROGRAM = """
+    import numpy as np
+    from petastorm import TransformSpec, make_batch_reader, make_reader
+    from petastorm.codec import NdarrayCodec
+    from petastorm.predicates import in_lambda
+    from petastorm.unischema import Unischema, UnischemaField
+
+    Schema = Unischema("Schema", [
+        UnischemaField("id", np.int32, (), None, False), UnischemaField("a", np.uint8, (2,), NdarrayCodec(), False),
+    ])
+
+    def double(row):
+        import petastorm.unischema
+        assert petastorm.unischema.Unischema is Unischema
+        return {"id": row["id"] * 2, "a": row["a"]}
+
+    if __name__ == "__main__":
+        import sys, penstock
+        penstock.write(({"id": i, "a": np.array([i, i], np.uint8)} for i in range(20)), "data", Schema)
+        url = "file://" + sys.argv[1] + "/data"
+        keep = in_lambda(["id"], lambda id: id < 3)
+        with make_reader(url, predicate=keep, reader_pool_type="process", workers_count=1,
+                         transform_spec=TransformSpec(double)) as reader:
+            print(sorted((int(row.id), row.a.tolist()) for row in reader))
+        with make_batch_reader(url, schema_fields=["id"]) as reader:
+            print(sum(len(batch.id) for batch in reader))
+"""
+
+
+def test_a_program_written_for_petastorm_runs_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
+    found = output(*RUN, "-m", "train", str(tmp_path), cwd=tmp_path, PYTHONWARNINGS="ignore")
+    assert found.splitlines() == ["[(0, [0, 0]), (2, [1, 1]), (4, [2, 2])]", "20"]

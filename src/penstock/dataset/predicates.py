@@ -203,6 +203,8 @@ class in_pseudorandom_split(PredicateBase):  # noqa: N801 -- Petastorm's name
         self._predicate_field = _name(predicate_field)
         self._fraction_list = fractions
         self._subset_index = subset_index
+        self._low = sum(fractions[:subset_index]) * (BUCKETS - 1)
+        self._high = sum(fractions[: subset_index + 1]) * (BUCKETS - 1)
 
     def get_fields(self) -> set[str]:
         """Return the one field."""
@@ -216,9 +218,7 @@ class in_pseudorandom_split(PredicateBase):  # noqa: N801 -- Petastorm's name
 
     def holds(self, value: Any) -> bool:
         """Return whether a value falls into the part."""
-        low = sum(self._fraction_list[: self._subset_index]) * (BUCKETS - 1)
-        high = sum(self._fraction_list[: self._subset_index + 1]) * (BUCKETS - 1)
-        return low <= bucket_of(value) < high
+        return self._low <= bucket_of(value) < self._high
 
     def __repr__(self) -> str:
         return f"in_pseudorandom_split({self._fraction_list}, {self._subset_index}, {self._predicate_field!r})"
@@ -226,7 +226,7 @@ class in_pseudorandom_split(PredicateBase):  # noqa: N801 -- Petastorm's name
 
 def bucket_of(value: Any) -> int:
     """Return the bucket of a value: pinned, since splits that people trained on must stay."""
-    return int(hashlib.md5(str(value).encode(), usedforsecurity=False).hexdigest(), 16) % BUCKETS
+    return int.from_bytes(hashlib.md5(str(value).encode(), usedforsecurity=False).digest(), "big") % BUCKETS
 
 
 def is_predicate(value: Any) -> bool:

@@ -172,6 +172,9 @@ class KeySet:
 def _fit(number: Any, dtype: np.dtype[Any]) -> Any:
     """Return a number as that dtype, None where the dtype has no such number."""
     try:
+        if dtype.kind in "iu":  # by hand: NumPy 1 wraps numbers that are too large
+            limits, whole = np.iinfo(dtype), int(number)
+            return dtype.type(whole) if whole == number and limits.min <= whole <= limits.max else None
         with np.errstate(over="ignore"):
             fit = dtype.type(number)
         return fit if fit.item() == number else None

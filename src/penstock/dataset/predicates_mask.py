@@ -129,14 +129,13 @@ def _by_negation(predicate: in_negate, view: View, batched: bool) -> Mask:
 
 def _by_split(predicate: in_pseudorandom_split, view: View, batched: bool) -> Mask:  # noqa: ARG001
     [name] = predicate.get_fields()
-    known: dict[str, bool] = {}
-    kept = np.empty(view.num_rows, np.bool_)
-    for row, value in enumerate(view.values(name)):
-        text = str(value)
-        if text not in known:
-            known[text] = predicate.holds(text)
-        kept[row] = known[text]
-    return kept
+    column = view.column(name)
+    if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "iub":
+        values = column.tolist()  # Python's print the same, in a quarter of the time; null comes as None
+    else:
+        values = row_values(column)
+    known = {value: predicate.holds(value) for value in dict.fromkeys(map(str, values))}
+    return np.fromiter((known[str(value)] for value in values), np.bool_, len(values))
 
 
 def _by_reduction(predicate: in_reduce, view: View, batched: bool) -> Mask:

@@ -115,6 +115,19 @@ class TestBytesOfTheSource:
             read_all(source)
             assert (fs.reads.num_reads > 0) == (run == 0)
 
+    def test_weighing_rows_goes_through_the_cache(self, tmp_path, cache):
+        penstock.write({"word": ["one", "three", "three"] * 100, "x": np.arange(300)}, tmp_path / "d")
+        weights = []
+        for run in range(2):
+            fs = RecordingFileSystem()
+            ds = penstock.open(str(tmp_path / "d"), filesystem=fs, cache=cache)
+            fs.reads.clear()
+            with ds.loader(batch_size=100, shuffle=True) as loader:
+                assert sum(len(batch["x"]) for batch in loader) == 300
+            assert (fs.reads.num_reads > 0) == (run == 0)
+            weights.append(ds._source.row_bytes())
+        assert weights == [open_parquet(tmp_path / "d").row_bytes()] * 2
+
     def test_neighbours_are_read_together(self, tmp_path, cache):
         columns = {f"c{i}": np.random.default_rng(i).random(5000) for i in range(6)}
         write(tmp_path / "a.parquet", columns, use_dictionary=False)

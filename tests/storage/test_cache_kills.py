@@ -10,7 +10,7 @@ from penstock.storage import DiskCache, cache_files
 from penstock.storage.ledger import Ledger
 from tests.depth import depth
 from tests.house import ROOT
-from tests.storage.cache_torture import LIMIT, right
+from tests.storage.cache_torture import LIMIT, PROCESSES, right
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -27,7 +27,7 @@ def test_random_kills_leave_no_corrupt_entry(tmp_path, eviction):
     )
     assert done.stderr == ""
     kills, most, *others = map(int, done.stdout.split())
-    assert kills > 20
+    assert kills > PROCESSES  # the last ones are killed at the end
     assert 0 < most <= LIMIT
     assert others == []
     check_what_is_left(folder)
@@ -45,4 +45,5 @@ def check_what_is_left(folder):
     assert list((ours / "parts").iterdir()) == []
     assert cache.used_bytes <= (Ledger(str(ours / "usage")).peek() or 0) <= LIMIT
     cache.clear()
-    assert not folder.exists()
+    # A process killed between making the folder and marking it as made leaves a folder that nobody may delete.
+    assert not folder.exists() or list(folder.iterdir()) == []

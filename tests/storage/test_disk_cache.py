@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import subprocess
 import sys
 import time
 import warnings
@@ -387,11 +388,9 @@ class TestParts:
 
 
 def _dead_pid() -> int:
-    child = os.fork() if hasattr(os, "fork") else 0
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    return child
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
 
 
 def test_the_cost_of_an_entry_is_in_blocks():

@@ -98,10 +98,17 @@ def _leaves(group: RowGroup, name: str) -> list[Any]:
 
 
 def _measure(group: RowGroup, name: str, num_rows: int) -> float:
-    with group.file.root.fs.open_input_file(group.file.path) as stream:
+    with _open(group, name, num_rows) as stream:
         # Through a buffer, so that the first rows do not cost the whole column.
         reader = pq.ParquetFile(stream, metadata=group.footer, pre_buffer=False, buffer_size=1 << 20)
         batches = reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
         batch = next(batches)
         del batches
     return float(batch.nbytes) / float(batch.num_rows)
+
+
+def _open(group: RowGroup, name: str, num_rows: int) -> Any:
+    """Open the file; through the cache only where the whole column is read anyway."""
+    if group.cached is not None and num_rows == group.num_rows:
+        return group.cached.open(group, [name])
+    return group.file.root.fs.open_input_file(group.file.path)

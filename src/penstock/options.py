@@ -32,12 +32,16 @@ READ_COST = 3
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Windows over time: batches of `length` rows that follow each other without a gap (n-grams)."""
+    """Windows over time (n-grams): stretches of rows that follow each other without a gap.
+
+    ``Window(3, by="time", max_gap=10)`` is every stretch of three rows whose timestamps in column "time" lie at most 10
+    apart; a batch of 32 of them has columns of shape (32, 3, ...).
+    """
 
     length: int
     """Rows of a window."""
     by: str
-    """Column of timestamps: numbers or times, not decreasing within a row group."""
+    """Windows are formed by this column of timestamps: numbers or times, not decreasing within a row group."""
     max_gap: Any
     """The most that a timestamp may lie after the one before it: a number, or a timedelta for times."""
     stride: int = 1

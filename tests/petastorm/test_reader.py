@@ -183,6 +183,18 @@ def test_reset_in_mid_epoch_begins_the_next_pass(table):
         assert second == ids(reader)[TOTAL:]
 
 
+def test_reset_of_a_resumed_reader_begins_the_next_pass(table):
+    with make_reader(table, seed=2) as reader:
+        next(reader)
+        state = reader.state_dict()
+        reader.reset()
+        second = ids(reader)
+    with make_reader(table, seed=2) as reader:
+        reader.load_state_dict(state)
+        reader.reset()
+        assert ids(reader) == second
+
+
 def test_a_loop_after_break_continues(table):
     with make_reader(table, seed=2) as reader:
         first = [int(row.id) for row in itertools.islice(reader, 5)]

@@ -168,6 +168,13 @@ class Loader:
         cursor, length = self._now(), self._options.epochs or 1
         return cursor.epoch % length == 0 and cursor == self._start_of(cursor.epoch)
 
+    def next_pass(self) -> None:
+        """End a running iterator and go to the beginning of the next pass, unless this is the beginning of one."""
+        self._end_pass()
+        if not self._at_pass_start():
+            self._cursor = self._start_of(self._next_pass_epoch())
+        self._delivered = False
+
     # -- state ----------------------------------------------------------------------------------------------------
 
     def _now(self) -> Cursor:

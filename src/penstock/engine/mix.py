@@ -233,7 +233,7 @@ class Mix:
         endless = [left is None for left in self._left()]
         for loader, goes_on in zip(self._loaders, endless, strict=True):
             if not goes_on:
-                _skip(loader)
+                loader.next_pass()
         with self._lock:
             for index, goes_on in enumerate(endless):
                 if not goes_on:
@@ -275,7 +275,7 @@ class Mix:
         if over:
             self._advance()
         elif ended:
-            _skip(loader)  # gives back its threads and its memory now
+            loader.next_pass()  # gives back its threads and its memory now
         return True
 
     def _ran_out(self, one: _Pass, index: int) -> None:
@@ -333,14 +333,6 @@ def _left(loader: Loader) -> int | None:
         return len(loader)
     except TypeError:
         return None
-
-
-def _skip(loader: Loader) -> None:
-    """End a loader's iterator and put it at the start of its next pass, unless it is at the start of one."""
-    loader._end_pass()
-    if not loader._at_pass_start():
-        loader._cursor = loader._start_of(loader._next_pass_epoch())
-    loader._delivered = False
 
 
 def _pair(index: int, pair: Any) -> tuple[Loader, float]:

@@ -324,10 +324,8 @@ class Reader:
         """Begin the next pass of `num_epochs` epochs, whether or not this one is at its end."""
         if self.stopped:
             raise LoaderClosed("the reader was stopped; make another one")
-        if self._pass is not None:
-            self._note()
-            self._loader._end_pass()
-            iter(self._loader)  # moves to the next pass
+        self._note()
+        self._loader.next_pass()
         self._start_pass()
 
     # -- state ----------------------------------------------------------------------------------------------------

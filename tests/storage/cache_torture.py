@@ -46,7 +46,7 @@ def work(folder: Path, eviction: str, seed: int) -> None:
         if rng.random() < 0.02:
             cache = DiskCache(folder, LIMIT, eviction=eviction)
         elif rng.random() < 0.003:
-            cache.cleanup()
+            cache.clear_own()
 
 
 def start(folder: Path, eviction: str, seed: int) -> int:

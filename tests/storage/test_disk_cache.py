@@ -63,7 +63,7 @@ class TestFolder:
         assert cache.load(key(1)) is None
         assert cache.used_bytes == 0
         cache.drop(key(1))
-        cache.cleanup()
+        cache.clear_own()
         cache.clear()
         assert list(tmp_path.iterdir()) == []
 
@@ -230,13 +230,13 @@ class TestDamage:
 
 
 class TestForeignFiles:
-    def test_cleanup_and_clear_delete_only_what_the_cache_made(self, tmp_path):
+    def test_clearing_delete_only_what_the_cache_made(self, tmp_path):
         mine = tmp_path / "mine"
         (mine / "sub").mkdir(parents=True)
         (mine / "notes.txt").write_text("keep me")
         (mine / "sub" / f"{key(9)}.chunk").write_text("looks like an entry, is not in our folder")
         before = snapshot(mine)
-        for delete in (DiskCache.cleanup, DiskCache.clear):
+        for delete in (DiskCache.clear_own, DiskCache.clear):
             cache = DiskCache(mine, 10**6)
             fill(cache, range(5))
             delete(cache)
@@ -288,14 +288,14 @@ class TestForeignFiles:
         found.clear()
         assert list((tmp_path / "old").iterdir()) == []
 
-    def test_cleanup_leaves_what_others_stored(self, tmp_path):
+    def test_clear_own_leaves_what_others_stored(self, tmp_path):
         other, mine = DiskCache(tmp_path, 10**6), DiskCache(tmp_path, 10**6)
         fill(other, range(3))
         fill(mine, range(6))
-        mine.cleanup()
+        mine.clear_own()
         assert kept(mine, range(6)) == [0, 1, 2]
         assert Ledger(str(tmp_path / cache_files.FOLDER / "usage")).peek() == 3 * ENTRY
-        mine.cleanup()
+        mine.clear_own()
         other.clear()
         fill(mine, range(2))  # a folder that another one deleted is made again
         fill(mine, range(2, 4))
@@ -337,6 +337,20 @@ class TestRefusal:
             for path in paths:
                 path.chmod(0o700)
 
+    def test_a_filesystem_mounted_for_reading_only(self, tmp_path, monkeypatch):
+        fill(DiskCache(tmp_path, 10**6), range(3))
+        cache = DiskCache(tmp_path, 10**6)
+
+        def refuse(*_, **__):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(os, "utime", refuse)
+        monkeypatch.setattr(os, "makedirs", refuse)
+        with pytest.warns(PenstockWarning, match="Read-only file system") as told:
+            fill(cache, range(6))
+        assert len(told) == 1
+        assert cache.stats["hits"] == 3
+
     def test_a_path_below_a_file_costs_one_warning(self, tmp_path):
         (tmp_path / "file").write_text("x")
         cache = DiskCache(tmp_path / "file" / "cache", 10**6)
@@ -369,7 +383,7 @@ class TestParts:
         fill(DiskCache(tmp_path, 10**6), [2])
         assert sorted(path.name for path in parts.iterdir()) == sorted([live.name, elsewhere.name])
         assert ledger.peek() == 4 * ENTRY
-        assert cache.used_bytes == 4 * ENTRY
+        assert cache.used_bytes == 2 * ENTRY
 
     def test_a_part_that_was_taken_for_abandoned_is_no_error(self, tmp_path, monkeypatch):
         cache = DiskCache(tmp_path, 10**6)

@@ -96,7 +96,7 @@ class LocalDiskCache(DiskCache, CacheBase):
     def cleanup(self) -> None:
         """Delete what this object has stored, if it was made with `cleanup=True`; folders of ours go when empty."""
         if self._cleanup:
-            super().cleanup()
+            self.clear_own()
 
 
 def _make(path: str, limit: int | None, cleanup: bool, settings: dict[str, Any]) -> LocalDiskCache:

@@ -162,7 +162,10 @@ def _is_abandoned(part: re.Match[str], age_s: float) -> bool:
 
 
 def sweep_parts(folder: str) -> tuple[int, int]:
-    """Delete the parts that nobody will finish; return what the others will cost, and what these would have."""
+    """Delete the parts that nobody will finish; return what the others will cost, and what these would have.
+
+    Under the lock, so that the total can follow.
+    """
     live, freed = 0, 0
     for file in _files(os.path.join(folder, PARTS)):
         part = _PART.fullmatch(file.name)

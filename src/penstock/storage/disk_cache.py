@@ -126,8 +126,8 @@ class DiskCache(ChunkCache):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes on disk now, counted file by file."""
-        return sweep_parts(self._folder)[0] + sum(entry.cost for entry in entries(self._folder))
+        """Bytes of all entries on disk now, counted file by file."""
+        return sum(entry.cost for entry in entries(self._folder))
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class DiskCache(ChunkCache):
         """
         self._delete([entry.path for entry in entries(self._folder)])
 
-    def cleanup(self) -> None:
+    def clear_own(self) -> None:
         """Delete the entries that this object has stored, and folders of ours that are empty then."""
         made, self._made = self._made, set()
         self._delete([entry_path(self._folder, key) for key in made])

@@ -321,8 +321,8 @@ class Dataset:
         options = LoaderOptions(
             batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, drop_last=drop_last, rank=rank,
             world=world, remainder=remainder, transform=None if rowwise else cast("Any", transform), pool=pool,
-            workers=workers, memory_bytes=memory_bytes, window_bytes=window_bytes, lanes=lanes, on_error=on_error, skip_limit=skip_limit,
-            pad=pad,
+            workers=workers, memory_bytes=memory_bytes, window_bytes=window_bytes, lanes=lanes, on_error=on_error,
+            skip_limit=skip_limit, pad=pad,
         )  # fmt: skip
         if window is None and rowwise is None and self._late is None:
             return Loader(self._facts(), options)

@@ -7,6 +7,7 @@ measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,8 @@ class Case:
     """Epochs of one measured run, opening included; several, where one is too short to measure."""
     aim: float
     """Share of the limit that is wanted."""
+    face: Literal["native", "rows", "frames"] = "native"
+    """Who reads: `Dataset.loader`, `make_reader` row by row, or `make_batch_reader` with a pandas identity."""
 
 
 CASES = (
@@ -74,6 +77,31 @@ CASES = (
         shuffle=False,
         epochs=3,
         aim=0.5,
+    ),
+    Case(
+        name="npy-rows",
+        title="28x28 `.npy` cells, `make_reader`, a named tuple a row",
+        dataset="p_mnist",
+        epochs=5,
+        aim=0.2,
+        face="rows",
+    ),
+    Case(
+        name="jpeg-rows",
+        title="JPEGs of 256x256, `make_reader`, a named tuple a row",
+        dataset="p_jpeg",
+        epochs=2,
+        aim=0.8,
+        face="rows",
+    ),
+    Case(
+        name="table-frames",
+        title="40 scalar columns, `make_batch_reader`, a pandas identity",
+        dataset="table",
+        shuffle=False,
+        epochs=3,
+        aim=0.5,
+        face="frames",
     ),
     Case(name="open", title="3,678 small files, opened", dataset="small_files", epochs=0, shuffle=False, aim=0.5),
 )

@@ -102,7 +102,7 @@ def _numbers(table: pa.Table) -> None:
 
 
 def _images(table: pa.Table, case: Case, name: str, shape: tuple[int, ...]) -> None:
-    _decode(table, name, shape, _jpeg if case.name == "jpeg" else _png, case.batch_size)
+    _decode(table, name, shape, _jpeg if case.dataset == "p_jpeg" else _png, case.batch_size)
 
 
 def _hello(table: pa.Table, case: Case) -> None:

@@ -191,6 +191,8 @@ def test_an_identity_changes_nothing(table):
         for one, two in zip(plain, frames, strict=True):
             assert one.id.tolist() == two.id.tolist()
             assert one.value.dtype == two.value.dtype
+            assert two.value.flags.writeable
+            assert two.id.flags.writeable
 
 
 def test_defect_5_2_4_a_transform_without_function_and_a_predicate(table):

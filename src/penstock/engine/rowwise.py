@@ -156,13 +156,23 @@ def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
     if values.dtype != np.object_:
         if edited:
             _check_dtype(field, values.dtype)
-        return values
+        return _writable(values)
     cells = list(values)
     if edited:
         for value in cells:
             check_value(field, value)
     if field.shape and all(isinstance(one, np.ndarray) for one in cells):
         return _stacked([one.reshape(_fixed(field, one)) for one in cells])
+    return values
+
+
+def _writable(values: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that the user may write to: pandas hands out read-only views, of a frame that nobody has now."""
+    if not values.flags.writeable:
+        try:
+            values.flags.writeable = True
+        except ValueError:
+            return values.copy()
     return values
 
 

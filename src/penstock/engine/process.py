@@ -160,23 +160,31 @@ class ProcessFinisher:
 
 def payload_of(finisher: Finisher) -> bytes:
     """Pickle what a process needs; a function that cannot be pickled is refused with the cure."""
-    payload, failure = b"__main__", None
     try:
         payload = pickle.dumps(finisher, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # noqa: BLE001 -- a user's object may raise anything when pickled
-        failure = error
-    if _needs_script(payload):
-        with contextlib.suppress(ImportError):
-            import cloudpickle
+        return _taken_along(finisher, error)
+    # Takes along what the script defines, so that processes need not run the script to find it.
+    return _taken_along(finisher, None) or payload if _needs_script(payload) else payload
 
-            # Takes along what the script defines, so that processes need not run the script to find it.
-            return cast("bytes", cloudpickle.dumps(finisher))
-    if failure is not None:
-        raise PlanError(
-            f'pool="process" sends the transform and the codecs to other processes; they cannot be pickled: {failure}; '
-            'define them at the top level of a module, pip install cloudpickle, or use pool="thread"'
-        ) from failure
-    return payload
+
+def _taken_along(finisher: Finisher, failure: Exception | None) -> bytes:
+    """Pickle functions by value where cloudpickle is installed; b"" where not, unless pickle has failed too."""
+    try:
+        import cloudpickle
+
+        return cast("bytes", cloudpickle.dumps(finisher))
+    except ImportError:
+        pass
+    except Exception as error:  # noqa: BLE001 -- as above
+        failure = error
+    if failure is None:
+        return b""
+    raise PlanError(
+        f'pool="process" sends transforms, predicates and codecs to other processes; they cannot be pickled: '
+        f"{failure}; "
+        'define them at the top level of a module, pip install cloudpickle, or use pool="thread"'
+    ) from failure
 
 
 def _needs_script(payload: bytes) -> bool:

@@ -34,8 +34,8 @@ READ_COST = 3
 class Window:
     """Windows over time (n-grams): stretches of rows that follow each other without a gap.
 
-    ``Window(length=3, by="time", max_gap=10)`` is every stretch of three rows whose timestamps in column "time" lie at most 10
-    apart; a batch of 32 of them has columns of shape (32, 3, ...).
+    ``Window(length=3, by="time", max_gap=10)`` is every stretch of three rows whose timestamps in column "time" lie at
+    most 10 apart; a batch of 32 of them has columns of shape (32, 3, ...).
     """
 
     length: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import warnings
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +25,7 @@ from penstock.engine.memory import BlockPool
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
-from penstock.errors import NotSorted, PlanError
+from penstock.errors import NotSorted, PenstockWarning, PlanError
 from penstock.options import WINDOW_BYTES, LoaderOptions, Window, one_of
 from penstock.plan.items import Items
 from penstock.schema.transform import TransformSpec, transform_schema
@@ -333,6 +334,8 @@ class Dataset:
         from penstock.engine.loader import Make
 
         read, items, fold = self, None, None
+        if window is not None and not isinstance(window, Window):
+            raise PlanError(f"window takes a penstock.Window(length, by=, max_gap=); got {window!r}")
         if window is not None:
             table = self._window_table(window.by, window_rule(window), span=window.span_row_groups)
             items, fold = Items(table.counts, windows=table), Fold(window_steps(window, self._names))
@@ -387,11 +390,19 @@ class Dataset:
         only = self.select([column])
         try:
             with closing(scan_column(only._builder(), self._selection.counts)) as chunks:
-                return WindowTable.build(chunks, rule, span=span)
+                table = WindowTable.build(chunks, rule, span=span)
         except NotSorted as error:
             chunk = error.chunk or 0
             where = f"{self._source.path_of(chunk)}, row group {self._source.chunk_group[chunk]}"
             raise NotSorted(f"column {column!r} in {where}: {error}", row=error.row, chunk=error.chunk) from None
+        if not table.total and len(self):
+            warnings.warn(
+                f"there is no window: no {rule.length} rows follow each other with gaps in {column!r} of at most "
+                f"{rule.threshold}",
+                PenstockWarning,
+                stacklevel=4,
+            )
+        return table
 
     def _make_columns(self) -> tuple[Column, ...]:
         schema, stored = self._source.unischema, self._source.arrow_schema

@@ -53,6 +53,10 @@ class Window:
     columns: Mapping[int, Iterable[str]] | None = None
     """Columns of each step, counted from 0; None: all columns at every step."""
 
+    def __post_init__(self) -> None:
+        for name in ("length", "stride"):
+            object.__setattr__(self, name, _at_least(name, getattr(self, name), 1))
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:

@@ -195,7 +195,7 @@ def test_equal_steps_on_every_shard_can_be_had(table):
 
 
 def test_a_shard_that_does_not_exist_is_refused(table):
-    with pytest.raises(ValueError, match=r"must be in \[0, 2\); got 2"):
+    with pytest.raises(ValueError, match=r"must be in \[0, shard_count=2\); got 2"):
         make_reader(table, cur_shard=2, shard_count=2)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
+import threading
 import warnings
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.errors import ColumnNotFound, DatasetNotFound, LoaderClosed, PenstockWarning, PlanError, StateMismatch
-from penstock.petastorm import NoDataAvailableError, Reader, make_batch_reader, make_reader
+from penstock.petastorm import NoDataAvailableError, Reader, TransformSpec, make_batch_reader, make_reader
 from penstock.petastorm.predicates import in_lambda, in_set
 from penstock.petastorm.workers_pool.dummy_pool import DummyPool
 from penstock.testing import RecordingFileSystem, assert_resumes_exactly, make_parquet
@@ -195,6 +197,47 @@ def test_reset_of_a_resumed_reader_begins_the_next_pass(table):
         assert ids(reader) == second
 
 
+def test_several_threads_share_a_reader_and_each_row_goes_to_one(tmp_path):
+    data = make_parquet(tmp_path / "many", [[500] * 8])
+    found, errors = [], []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with make_reader(data) as reader:
+
+            def take():
+                try:
+                    found.extend(int(row.id) for row in reader)
+                except Exception as error:
+                    errors.append(error)
+
+            threads = [threading.Thread(target=take) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    assert sorted(found) == list(range(4000))
+
+
+def test_an_exhausted_reader_has_nothing_left(table):
+    with make_reader(table) as reader:
+        list(reader)
+        assert len(reader) == 0
+
+
+def test_padding_is_told_from_rows(tmp_path):
+    data = make_parquet(tmp_path / "seven", [[7]])
+    found = []
+    for shard in range(3):
+        with make_reader(data, cur_shard=shard, shard_count=3, remainder="pad") as reader:
+            found += [(int(row.id), reader.valid) for row in reader]
+    assert len(found) == 9
+    assert sorted(i for i, valid in found if valid) == list(range(7))
+
+
 def test_a_loop_after_break_continues(table):
     with make_reader(table, seed=2) as reader:
         first = [int(row.id) for row in itertools.islice(reader, 5)]
@@ -288,6 +331,11 @@ def test_more_shards_than_rows_is_an_error(tmp_path):
 def test_filters_really_filter_rows(table, make):
     with make(table, filters=[("id", ">=", 10), ("id", "<", 15)]) as reader:
         assert sorted(np.concatenate([np.atleast_1d(one.id) for one in reader]).tolist()) == [10, 11, 12, 13, 14]
+
+
+def test_batches_of_which_a_late_filter_leaves_nothing_do_not_come(table):
+    with make_batch_reader(table, predicate=in_set({3, 30}, "id"), exact=False) as reader:
+        assert sorted(batch.id.tolist() for batch in reader) == [[3], [30]]
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -427,8 +475,9 @@ def test_ordinary_use_warns_of_nothing(table):
         ({"schema_fields": 7}, ValueError, "schema_fields must be"),
         ({"reader_pool_type": "fibre"}, ValueError, "reader_pool_type must be one of"),
         ({"cur_shard": 1}, ValueError, "go together"),
-        ({"cur_shard": 2, "shard_count": 2}, PlanError, r"rank must be in \[0, 2\)"),
-        ({"num_epochs": 0}, PlanError, "epochs must be at least 1"),
+        ({"cur_shard": 2, "shard_count": 2}, ValueError, r"cur_shard must be in \[0, shard_count=2\); got 2"),
+        ({"num_epochs": 0}, ValueError, "num_epochs must be a whole number, at least 1, or None; got 0"),
+        ({"transform_spec": TransformSpec(removed_fields=["id", "value"])}, RuntimeError, "no fields are left"),
         ({"predicate": lambda x: x}, ValueError, "redicate"),
         ({"predicate": in_set({1}, "nope")}, ColumnNotFound, "nope"),
         ({"transform_spec": lambda x: x}, ValueError, "TransformSpec"),

@@ -114,6 +114,41 @@ def test_a_transform_that_breaks_its_promise_is_an_error_with_its_place(table, f
     assert ".parquet" in str(caught.value)
 
 
+def plain_text(row):
+    return {**row, "square": "abc"}
+
+
+def test_values_of_pythons_own_are_checked_too(table):
+    spec = TransformSpec(plain_text, edit_fields=[("square", np.int64, (), False)])
+    with make_reader(table, transform_spec=spec) as reader, pytest.raises(TransformError, match=r"a str .* int64"):
+        next(reader)
+
+
+def unannounced(row):
+    return {**row, "new": 1}
+
+
+def test_a_new_field_that_nobody_announced_is_an_error(table):
+    words = "fields that the schema lacks: 'new'; name them in edit_fields"
+    with (
+        make_reader(table, transform_spec=TransformSpec(unannounced)) as reader,
+        pytest.raises(TransformError, match=words),
+    ):
+        next(reader)
+
+
+def lists(frame):
+    return frame.assign(pair=[[float(i), 1.0] for i in frame["id"]])
+
+
+def test_cells_of_lists_become_an_array_of_the_declared_shape(table):
+    pytest.importorskip("pandas")
+    with make_batch_reader(table, transform_spec=TransformSpec(lists, [("pair", np.float64, (2,), False)])) as reader:
+        batch = next(reader)
+    assert batch.pair.shape == (len(batch.id), 2)
+    assert batch.pair.dtype == np.float64
+
+
 def narrow(row):
     return {**row, "value": np.float16(row["value"])}
 

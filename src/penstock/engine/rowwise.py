@@ -49,6 +49,8 @@ class RowTransform:
         names = list(batch)
         lines = zip(*map(values_of, batch.values()), strict=True) if names else ((),) * num_rows
         rows = [self._row(dict(zip(names, line, strict=True))) for line in lines]
+        if self.spec.func is not None:
+            self._check_names(rows, names)
         edited = {field.name for field in self.spec.edit_fields}
         columns: Batch = {}
         for field in self.fields:
@@ -68,6 +70,16 @@ class RowTransform:
         if not hasattr(result, "keys"):
             raise TransformError(f"a transform must return the row as a dict; got {type(result).__name__}")
         return cast("Mapping[str, Any]", result)
+
+    def _check_names(self, rows: list[Mapping[str, Any]], before: list[str]) -> None:
+        """Refuse fields that nobody has announced: they would be lost without a word."""
+        known = {*before, *(field.name for field in self.fields), *self.spec.removed_fields}
+        for row in rows:
+            if extra := sorted(map(str, row.keys() - known)):
+                raise TransformError(
+                    f"the transform's row has fields that the schema lacks: {', '.join(map(repr, extra))}; name them "
+                    "in edit_fields"
+                )
 
     @staticmethod
     def _value(row: Mapping[str, Any], field: UnischemaField) -> Any:
@@ -161,8 +173,10 @@ def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
     if edited:
         for value in cells:
             check_value(field, value)
-    if field.shape and all(isinstance(one, np.ndarray) for one in cells):
-        return _stacked([one.reshape(_fixed(field, one)) for one in cells])
+    if field.shape and all(isinstance(one, np.ndarray | list | tuple) for one in cells):
+        dtype = None if field.numpy_dtype in (None, Decimal) else np.dtype(field.numpy_dtype)
+        stacked = _stacked([one if isinstance(one, np.ndarray) else np.asarray(one, dtype) for one in cells])
+        return stacked if isinstance(stacked, np.ndarray) else objects_of(stacked)
     return values
 
 
@@ -174,14 +188,6 @@ def _writable(values: NDArray[Any]) -> NDArray[Any]:
         except ValueError:
             return values.copy()
     return values
-
-
-def _fixed(field: UnischemaField, value: NDArray[Any]) -> tuple[int, ...]:
-    """Return the declared shape, if a flat cell is to be given one."""
-    shape = field.shape
-    if value.ndim == 1 and len(shape) > 1 and None not in shape:
-        return cast("tuple[int, ...]", shape)
-    return value.shape
 
 
 def _stacked(values: list[Any]) -> Any:
@@ -211,6 +217,24 @@ def check_value(field: UnischemaField, value: Any) -> None:
         )
     if hasattr(value, "dtype"):
         _check_dtype(field, value.dtype)
+    elif field.numpy_dtype not in (None, Decimal):
+        _check_plain(field, value)
+
+
+_TAKES = {"b": "b", "i": "bi", "u": "bi", "f": "bif", "c": "bifc", "U": "U", "S": "SU"}
+"""Kinds of dtypes, and of Python's own values that go with them."""
+
+
+def _check_plain(field: UnischemaField, value: Any) -> None:
+    """Check a value of Python's own: a number, a text, bytes."""
+    want = np.dtype(field.numpy_dtype)
+    if isinstance(value, bool | int | float | complex | str | bytes) and want.kind in _TAKES:
+        found = np.asarray(value).dtype.kind
+        if found not in _TAKES[want.kind]:
+            raise TransformError(
+                f"the transform gave {field.name!r} a {type(value).__name__} ({value!r:.40}) where edit_fields says "
+                f"{want.name}"
+            )
 
 
 def _check_dtype(field: UnischemaField, dtype: Any) -> None:

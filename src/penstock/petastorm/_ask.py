@@ -83,6 +83,12 @@ class Asked:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise ValueError(f"{_ARGUMENT.get(name, name)} must be a whole number, at least 1; got {value!r}")
+        if self.num_epochs is not None and (
+            isinstance(self.num_epochs, bool) or not isinstance(self.num_epochs, int) or self.num_epochs < 1
+        ):
+            raise ValueError(f"num_epochs must be a whole number, at least 1, or None; got {self.num_epochs!r}")
+        if self.cur_shard is not None and not 0 <= self.cur_shard < (self.shard_count or 0):
+            raise ValueError(f"cur_shard must be in [0, shard_count={self.shard_count}); got {self.cur_shard!r}")
         if self.transform_spec is not None and not isinstance(self.transform_spec, TransformSpec):
             raise ValueError(f"transform_spec must be a TransformSpec; got {type(self.transform_spec).__name__}")
         if self.predicate is not None:
@@ -243,6 +249,7 @@ def open_job(asked: Asked) -> Job:
     """Open the dataset and find what is to be read."""
     ds = _open(asked)
     ngram, wanted = _fields(asked, ds)
+    ds = _raw(ds, asked, wanted)
     ds = _select_rows(ds, asked)
     _check_shards(ds, asked)
     drawn = None
@@ -250,27 +257,33 @@ def open_job(asked: Asked) -> Job:
         drawn = int(ds.fingerprint[:15], 16) if asked.shard_count is not None else secrets.randbits(60)
     view = ds.schema.create_schema_view([ds.schema.fields[name] for name in wanted])
     schema = view if asked.transform_spec is None else transform_schema(view, asked.transform_spec)
+    if not schema.fields:
+        raise RuntimeError("no fields are left: the transform_spec removes all that schema_fields asks for")
     extra = [name for name in _extra(asked) if name not in wanted]
     ds = ds.select([*wanted, *extra])
     items = _items(ds, asked, ngram)
     return Job(asked, ds, schema, view, ngram, items, drawn, frozenset(extra))
 
 
-def _open(asked: Asked) -> penstock.Dataset:
-    how: dict[str, Any] = {"storage_options": asked.storage_options, "filesystem": asked.filesystem}
+def _open(asked: Asked, **more: Any) -> penstock.Dataset:
     if asked.cache is not None:
-        how["cache"] = asked.cache
-    ds = penstock.open(asked.source, **how)
-    encoded = [name for name, field in ds.schema.fields.items() if not isinstance(field.codec, ScalarCodec | None)]
+        more["cache"] = asked.cache
+    return penstock.open(asked.source, storage_options=asked.storage_options, filesystem=asked.filesystem, **more)
+
+
+def _raw(ds: penstock.Dataset, asked: Asked, wanted: list[str]) -> penstock.Dataset:
+    """Return the dataset as a batch reader sees it: cells as they are stored, unless they are to be decoded."""
+    encoded = [name for name in ds.columns if not isinstance(ds.schema.fields[name].codec, ScalarCodec | None)]
     if not asked.batched or asked.decode or not encoded:
         return ds
-    warnings.warn(
-        f"make_batch_reader gives the cells of {', '.join(map(repr, encoded))} as bytes; use make_reader, or "
-        "decode=True, for decoded values",
-        UserWarning,
-        stacklevel=6,
-    )
-    return penstock.open(asked.source, schema=Unischema("stored", []), **how)
+    if some := [name for name in encoded if name in wanted]:
+        warnings.warn(
+            f"make_batch_reader gives the cells of {', '.join(map(repr, some))} as bytes; use make_reader, or "
+            "decode=True, for decoded values",
+            UserWarning,
+            stacklevel=6,
+        )
+    return _open(asked, schema=Unischema("stored", []))
 
 
 def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]]:

@@ -8,9 +8,11 @@ exactly, a reset at any moment. Reading, decoding and ordering are the engine's;
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from penstock.engine.build import MASK
 from penstock.errors import LoaderClosed, PenstockWarning
 from penstock.petastorm import _ask
 from penstock.petastorm._columns import columns_of, row_type, rows_of, windows_of
@@ -253,6 +255,8 @@ class Reader:
         self.last_row_consumed = False
         """Whether the last row of the pass was asked for, and StopIteration raised."""
         self.stopped = False
+        self._lock = threading.RLock()
+        """Held around every step: several threads may call `next`, and each row goes to one of them."""
         self._loader: Loader = self._job.loader(None)
         self._give: Callable[[Built], Iterator[Any]] = _giver(self._job)
         self._start_pass()
@@ -263,6 +267,7 @@ class Reader:
         self._plan: EpochPlan | None = None
         self._before = self._taken = 0
         self._kept: Any = None
+        self._mask: Any = None
         self.last_row_consumed = False
 
     # -- iteration ------------------------------------------------------------------------------------------------
@@ -276,10 +281,11 @@ class Reader:
         return self
 
     def __next__(self) -> Any:
-        for row in self._rows:
-            self._taken += 1
-            return row
-        return self._next_batch()
+        with self._lock:
+            for row in self._rows:
+                self._taken += 1
+                return row
+            return self._next_batch()
 
     next = __next__
 
@@ -299,6 +305,10 @@ class Reader:
                 raise
             self._plan, self._taken, self._kept = built.work.plan, 0, built.kept
             self._before = self._loader.steps_of(built.first)
+            self._mask = built.batch.get(MASK)
+            if not built.num_rows and self.is_batched_reader:
+                self._before = self._loader.steps_of(built.end)
+                continue  # a filter on delivery, or a transform, has left nothing of it
             self._job.check(built)
             self._rows = self._give(built)
             for row in self._rows:
@@ -316,32 +326,43 @@ class Reader:
         self._loader.received(self._plan, self._before + taken)
 
     def __len__(self) -> int:
-        """Return the rows, or batches, left in this pass."""
-        self._note()
-        return len(self._loader)
+        """Return the rows, or batches, left in this pass; those that a filter on delivery leaves out count too."""
+        with self._lock:
+            self._note()
+            return 0 if self.last_row_consumed else len(self._loader)
+
+    @property
+    def valid(self) -> Any:
+        """Whether the row that came last is no padding (`remainder="pad"`); for batches a mask, or True for all."""
+        if self._mask is None:
+            return True
+        return self._mask if self.is_batched_reader else bool(self._mask[max(0, self._taken - 1)])
 
     def reset(self) -> None:
         """Begin the next pass of `num_epochs` epochs, whether or not this one is at its end."""
         if self.stopped:
             raise LoaderClosed("the reader was stopped; make another one")
-        self._note()
-        self._loader.next_pass()
-        self._start_pass()
+        with self._lock:
+            self._note()
+            self._loader.next_pass()
+            self._start_pass()
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this reader as small JSON; the same on every shard at the same step."""
-        self._note()
-        return self._loader.state_dict()
+        with self._lock:
+            self._note()
+            return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where a state was taken, on any number of shards; with seed=None its seed is taken over."""
-        if self._job.drew_seed and state.get("seed") != self._loader.order.seed:
-            self._loader.close()
-            self._loader = self._job.loader(state.get("seed"))
-        self._loader.load_state_dict(state)
-        self._start_pass()
+        with self._lock:
+            if self._job.drew_seed and state.get("seed") != self._loader.order.seed:
+                self._loader.close()
+                self._loader = self._job.loader(state.get("seed"))
+            self._loader.load_state_dict(state)
+            self._start_pass()
 
     # -- the end --------------------------------------------------------------------------------------------------
 

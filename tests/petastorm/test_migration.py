@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -378,7 +379,7 @@ def test_workers_are_no_more_than_cores(table):
         assert reader._loader._workers <= max(2, cores())
 
 
-def test_a_process_pool_with_a_transform_needs_a_guarded_main(table, tmp_path):
+def test_a_transform_of_the_script_goes_to_processes(table, tmp_path):
     script = f"""
 from penstock.petastorm import TransformSpec, make_reader
 def same(row): return row
@@ -387,13 +388,20 @@ def same(row): return row
     with make_reader({str(table)!r}, reader_pool_type="process", workers_count=1, transform_spec=spec) as reader:
         print(len(list(reader)))
 """
-    results = []
-    for guard in ("if __name__ == '__main__':", "if True:"):
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "cloudpickle.py").write_text("raise ImportError")
+
+    def run(guard, *paths):
         (tmp_path / "script.py").write_text(script.format(guard=guard))
+        path = os.pathsep.join([*map(str, paths), *sys.path])
         command = [sys.executable, str(tmp_path / "script.py")]
-        results.append(subprocess.run(command, capture_output=True, text=True, check=False, timeout=120))
-    assert results[0].stdout == f"{TOTAL}\n"
-    assert "needs `if __name__ == '__main__':`" in results[1].stderr
+        env = {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+
+    pytest.importorskip("cloudpickle")
+    assert run("if True:").stdout == f"{TOTAL}\n"
+    assert run("if __name__ == '__main__':", tmp_path / "without").stdout == f"{TOTAL}\n"
+    assert "needs `if __name__ == '__main__':`" in run("if True:", tmp_path / "without").stderr
 
 
 def test_text_is_str(tmp_path):

@@ -10,7 +10,7 @@ import threading
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.engine.facts import Facts
     from penstock.engine.finish import Batch, Fold, LateFilter
     from penstock.engine.needs import Needs
+    from penstock.engine.process import Payload
     from penstock.options import LoaderOptions
     from penstock.plan import EpochPlan
     from penstock.plan.items import Items
@@ -110,7 +111,7 @@ class Loader:
             make.rowwise,
             make.fold,
         )
-        self._payload = self._make_payload() if options.pool == "process" else b""
+        self._payload = self._make_payload() if options.pool == "process" else None
         self._stats = Stats()
         self._skipped: dict[tuple[str, int, int], Skipped] = {}
         self._closed = False
@@ -389,7 +390,7 @@ class Loader:
         reads = (READ_COST - 1) * whole_bytes
         return Window(budget, ahead, chunk_bytes, reads, shuffled, facts.slack, arena, shelf)
 
-    def _make_payload(self) -> bytes:
+    def _make_payload(self) -> Payload:
         from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import
 
         return payload_of(self._finisher)
@@ -399,7 +400,7 @@ class Loader:
             return [ThreadFinisher(self._finisher)] * max(1, workers)
         from penstock.engine.process import ProcessFinisher, start_method
 
-        return [ProcessFinisher(self._payload, start_method()) for _ in range(workers)]
+        return [ProcessFinisher(cast("Payload", self._payload), start_method()) for _ in range(workers)]
 
     # -- called by the pass -----------------------------------------------------------------------------------------
 

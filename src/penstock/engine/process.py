@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections import deque
 from multiprocessing import connection as mp_connection
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class _Lease:
 class ProcessFinisher:
     """Stands in for a `Finisher` whose work is done by a process of its own."""
 
-    def __init__(self, payload: bytes, start_method: str | None) -> None:
+    def __init__(self, payload: Payload, start_method: str | None) -> None:
         self._payload = payload
         self._context: Any = multiprocessing.get_context(start_method)
         self._process: Any = None
@@ -73,15 +73,15 @@ class ProcessFinisher:
 
     def start(self) -> None:
         """Start the process; returns at once, the process gets ready on its own."""
-        if _needs_script(self._payload):
+        if self._payload.needs_script:
             _refuse_while_importing_main()
         self._pipe, theirs = self._context.Pipe(duplex=True)
         keep = self._pipe if self._context.get_start_method() == "fork" else None
         self._process = self._context.Process(
-            target=_serve, args=(theirs, self._payload, keep), name="penstock-worker", daemon=True
+            target=_serve, args=(theirs, self._payload.pickled, keep), name="penstock-worker", daemon=True
         )
         # A process that is still importing would print a traceback at Ctrl-C.
-        hidden = contextlib.nullcontext() if _needs_script(self._payload) else _main_left_alone()
+        hidden = contextlib.nullcontext() if self._payload.needs_script else _main_left_alone()
         with _choice_left_open(), _ctrl_c_later(self._context.get_start_method()), hidden:
             self._process.start()
         theirs.close()
@@ -158,38 +158,45 @@ class ProcessFinisher:
         self._process.join()
 
 
-def payload_of(finisher: Finisher) -> bytes:
+class Payload(NamedTuple):
+    """What a process gets at its start."""
+
+    pickled: bytes
+    needs_script: bool
+    """Whether the process must import the user's script to make sense of it."""
+
+
+def payload_of(finisher: Finisher) -> Payload:
     """Pickle what a process needs; a function that cannot be pickled is refused with the cure."""
     try:
-        payload = pickle.dumps(finisher, pickle.HIGHEST_PROTOCOL)
+        plain = Payload(pickle.dumps(finisher, pickle.HIGHEST_PROTOCOL), needs_script=False)
     except Exception as error:  # noqa: BLE001 -- a user's object may raise anything when pickled
-        return _taken_along(finisher, error)
-    # Takes along what the script defines, so that processes need not run the script to find it.
-    return _taken_along(finisher, None) or payload if _needs_script(payload) else payload
+        return cast("Payload", _taken_along(finisher, error))
+    if b"_main__" not in plain.pickled:  # `__main__`, or `__mp_main__` in a process that has imported the script
+        return plain
+    return _taken_along(finisher, None) or Payload(plain.pickled, needs_script=True)
 
 
-def _taken_along(finisher: Finisher, failure: Exception | None) -> bytes:
-    """Pickle functions by value where cloudpickle is installed; b"" where not, unless pickle has failed too."""
+def _taken_along(finisher: Finisher, failure: Exception | None) -> Payload | None:
+    """Pickle functions by value where cloudpickle is installed, so that processes need not run the script to find them.
+
+    None where it is not, unless pickle has failed too.
+    """
     try:
         import cloudpickle
 
-        return cast("bytes", cloudpickle.dumps(finisher))
+        return Payload(cloudpickle.dumps(finisher), needs_script=False)
     except ImportError:
         pass
     except Exception as error:  # noqa: BLE001 -- as above
         failure = error
     if failure is None:
-        return b""
+        return None
     raise PlanError(
         f'pool="process" sends transforms, predicates and codecs to other processes; they cannot be pickled: '
         f"{failure}; "
         'define them at the top level of a module, pip install cloudpickle, or use pool="thread"'
     ) from failure
-
-
-def _needs_script(payload: bytes) -> bool:
-    """Tell whether a process needs the user's script to make sense of it: it names `__main__` or `__mp_main__`."""
-    return b"_main__" in payload
 
 
 def start_method() -> str | None:
@@ -390,7 +397,13 @@ def _unpack_value(memory: NDArray[np.uint8], form: tuple[Any, ...]) -> Any:
 
 
 def _pickled(value: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+    try:
+        found = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError):  # of a class of the user's script, which was taken along
+        import cloudpickle
+
+        found = cloudpickle.dumps(value)
+    return np.frombuffer(found, np.uint8)
 
 
 def _freeze(error: BaseException) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # A stage may import stages of earlier lines, and itself. Names on one line do not see each other, but for `options`
 # and `progress`, which may see `errors`.
 MAP = [
-    {"errors"},
+    {"errors", "halt"},
     {"options", "progress"},
     {"alias"},
     {"aliases"},

@@ -338,8 +338,10 @@ class Dataset:
             raise PlanError(f"window takes a penstock.Window(length, by=, max_gap=); got {window!r}")
         if window is not None:
             table = self._window_table(window.by, window_rule(window), span=window.span_row_groups)
-            items, fold = Items(table.counts, windows=table), Fold(window_steps(window, self._names))
-            read = read if fold.steps is None else read.select([n for n in self._names if n in fold.steps])
+            given = self.schema if spec is None else transform_schema(self.schema, spec)
+            items, fold = Items(table.counts, windows=table), Fold(window_steps(window, list(given.fields)))
+            if fold.steps is not None and spec is None:
+                read = read.select([name for name in self._names if name in fold.steps])
         rowwise = None
         if spec is not None:
             rowwise = RowTransform(spec, tuple(transform_schema(read.schema, spec).fields.values()), stack=True)

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.dataset.predicates_mask import evaluate
+from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,10 @@ class PredicateFilter:
     @cached_property
     def fields(self) -> frozenset[str]:
         """Columns it looks at."""
-        return frozenset(str(getattr(name, "name", name)) for name in self.predicate.get_fields())
+        found = frozenset(str(getattr(name, "name", name)) for name in self.predicate.get_fields())
+        if not found:
+            raise SchemaError(f"the predicate {self.predicate!r} names no field: get_fields() must give at least one")
+        return found
 
     def __call__(self, batch: Mapping[str, Any], num_rows: int) -> NDArray[np.bool_]:
         """Return which rows to keep."""

@@ -25,9 +25,10 @@ from penstock.dataset.predicates import (
 from penstock.dataset.predicates_decode import null_rows, row_values
 from penstock.dataset.predicates_view import BatchView, to_series
 from penstock.errors import SchemaError
+from penstock.halt import is_halted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -60,12 +61,20 @@ def mask_of(predicate: PredicateBase, view: View, *, batched: bool) -> Mask:
     return maker(predicate, view, batched)
 
 
+def _until_halted(rows: Iterable[Any]) -> Iterator[Any]:
+    """Give rows until the work is stopped; then nobody looks at the answer any more."""
+    for row in rows:
+        if is_halted():
+            raise SchemaError("the predicate was stopped")
+        yield row
+
+
 def _by_do_include(predicate: PredicateBase, view: View, batched: bool) -> Mask:
     names = list(dict.fromkeys(predicate.get_fields()))
     view.load(names)
     if batched:
         return checked(predicate.do_include(view.frame(names)), view.num_rows, predicate)
-    rows = zip(*[view.values(name) for name in names], strict=True)
+    rows = _until_halted(zip(*[view.values(name) for name in names], strict=True))
     kept = (bool(predicate.do_include(dict(zip(names, row, strict=True)))) for row in rows)
     return np.fromiter(kept, np.bool_, view.num_rows)
 
@@ -119,7 +128,7 @@ def _by_lambda(predicate: in_lambda, view: View, batched: bool) -> Mask:
     view.load(names)
     if batched:
         return checked(predicate.call([view.series(name) for name in names]), view.num_rows, predicate)
-    rows = zip(*[view.values(name) for name in names], strict=True)
+    rows = _until_halted(zip(*[view.values(name) for name in names], strict=True))
     return np.fromiter((bool(predicate.call(row)) for row in rows), np.bool_, view.num_rows)
 
 

@@ -7,8 +7,9 @@ that were not selected before are neither decoded nor shown to the predicate.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from penstock.dataset.predicates_prune import known_of
 from penstock.dataset.predicates_view import ChunkView
 from penstock.dataset.selection import Selection, pack
 from penstock.errors import BadFile, ColumnNotFound, SchemaError, close_names
+from penstock.halt import until
 from penstock.progress import progress
 
 if TYPE_CHECKING:
@@ -41,8 +43,8 @@ def predicate_columns(predicate: PredicateBase, names: Sequence[str]) -> list[st
         SchemaError: it names none.
     """
     found: list[str] = []
-    for field in dict.fromkeys(predicate.get_fields()):
-        name = field if isinstance(field, str) else getattr(field, "name", field)
+    for one in dict.fromkeys(predicate.get_fields()):
+        name = one if isinstance(one, str) else getattr(one, "name", one)
         if name not in names:
             raise ColumnNotFound(f"no column {name!r} for the predicate {predicate!r}; {close_names(str(name), names)}")
         found.append(name)
@@ -85,7 +87,8 @@ def select_predicate(
                 if bitmap is not None:
                     bitmaps[chunk] = bitmap
                 bar.update()
-    finally:  # an error or Ctrl-C stops the rest
+    finally:  # an error or Ctrl-C stops the rest, after the call of the user's function it is in
+        work.halted.set()
         pool.shutdown(wait=True, cancel_futures=True)
     return Selection(counts, bitmaps)
 
@@ -105,12 +108,14 @@ class _Work:
     before: Selection
     block_rows: int | None
     batched: bool
+    halted: threading.Event = field(default_factory=threading.Event)
 
     def pass_chunk(self, chunk: int) -> tuple[int, NDArray[np.uint8] | None]:
         """Return the number of rows that pass, and their bitmap if that is some but not all."""
         rows = self.before.rows_of(chunk)
         try:
-            mask = self._mask(ChunkView(self.source, chunk, rows))
+            with until(self.halted):
+                mask = self._mask(ChunkView(self.source, chunk, rows))
         except BadFile as exc:
             if self.source.on_error != "skip":
                 raise

@@ -19,8 +19,10 @@ from penstock.codecs.base import CellError, decode_column, decode_list
 from penstock.engine.chunk import CellLost, Damaged, reason_of
 from penstock.engine.memory import Cutter, aligned
 from penstock.errors import TransformError
+from penstock.halt import until
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
@@ -240,8 +242,14 @@ class Finisher:
 class ThreadFinisher:
     """A `Finisher` that works in the calling thread; has the start and close of one that has a process."""
 
-    def __init__(self, finisher: Finisher) -> None:
-        self.finish = finisher.finish
+    def __init__(self, finisher: Finisher, halted: threading.Event) -> None:
+        self._finisher = finisher
+        self._halted = halted
+
+    def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
+        """Finish a batch here; a transform of rows ends with the row it is at when the run is stopped."""
+        with until(self._halted):
+            return self._finisher.finish(gathered, place, pool)
 
     def start(self) -> None:
         """Do nothing: there is no process."""

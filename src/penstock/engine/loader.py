@@ -76,10 +76,13 @@ class Make:
         """Whether batches must not be gathered several at a time: their rows are not their items, or take long."""
         return self.aligned or self.rowwise is not None or self.fold is not None
 
-    def batch_rows(self, items: Items) -> int:
+    def batch_rows(self, items: Items, *, is_line: bool) -> int:
         """Return the most rows of a batch."""
         most = self.batch_items if items.sizes is None else int(items.sizes.max(initial=1))
-        return most if items.windows is None else most * items.windows.length
+        if items.windows is None:
+            return most
+        # In a line of one chunk windows share all but their last row.
+        return most + items.windows.length - 1 if is_line and self.aligned else most * items.windows.length
 
 
 class Loader:
@@ -323,7 +326,9 @@ class Loader:
     def _check_budget(self) -> Needs:
         facts = self._facts
         window_rows = facts.items.visits(self._first_plan().visits).most_rows(facts.selected)
-        needs = count_needs(facts, window_rows, self._make.batch_rows(facts.items), self._options.pool)
+        needs = count_needs(
+            facts, window_rows, self._make.batch_rows(facts.items, is_line=self._order.is_line), self._options.pool
+        )
         if needs.least > self._memory_bytes and self._total_rows:
             raise BudgetError(
                 f"memory_bytes={self._memory_bytes:,} is too little: the window of {needs.window_bytes:,} bytes, one "
@@ -363,11 +368,12 @@ class Loader:
             self._make.batch_items,
             self._make.aligned and self._order.is_line,
         )
-        return Run(self._plans(first), window, builder, limits, self._make_finishers(workers))
+        return Run(self._plans(first), window, builder, limits, self._make_finishers(workers, builder.halted))
 
     def _span_batches(self, batch_bytes: int) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
         slow = self._options.pool == "process" or self._options.transform is not None or self._make.one_by_one
+        slow = slow or self._facts.items.windows is not None
         if slow or not all(column.light for column in self._facts.columns):
             return 1
         return max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))
@@ -395,9 +401,9 @@ class Loader:
 
         return payload_of(self._finisher)
 
-    def _make_finishers(self, workers: int) -> list[Any]:
+    def _make_finishers(self, workers: int, halted: threading.Event) -> list[Any]:
         if self._options.pool != "process":
-            return [ThreadFinisher(self._finisher)] * max(1, workers)
+            return [ThreadFinisher(self._finisher, halted)] * max(1, workers)
         from penstock.engine.process import ProcessFinisher, start_method
 
         return [ProcessFinisher(cast("Payload", self._payload), start_method()) for _ in range(workers)]

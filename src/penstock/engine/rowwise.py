@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from penstock.dataset.predicates_decode import null_rows, row_values
+from penstock.dataset.predicates_view import to_series
 from penstock.errors import TransformError
+from penstock.halt import is_halted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,15 +26,6 @@ if TYPE_CHECKING:
     from penstock.engine.finish import Batch
     from penstock.schema import UnischemaField
     from penstock.schema.transform import TransformSpec
-
-
-def values_of(column: Any) -> list[Any]:
-    """Return the values of a column one by one; None where a row is null."""
-    if isinstance(column, np.ma.MaskedArray):
-        mask = np.ma.getmaskarray(column)
-        gone: list[bool] = [bool(one.all()) for one in mask] if column.ndim > 1 else mask.tolist()
-        return [None if null else value for value, null in zip(column.data, gone, strict=True)]
-    return list(column)
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class RowTransform:
     def __call__(self, batch: Batch, num_rows: int) -> Batch:
         """Return the transformed rows, as columns."""
         names = list(batch)
-        lines = zip(*map(values_of, batch.values()), strict=True) if names else ((),) * num_rows
+        lines = zip(*map(row_values, batch.values()), strict=True) if names else ((),) * num_rows
         rows = [self._row(dict(zip(names, line, strict=True))) for line in lines]
         if self.spec.func is not None:
             self._check_names(rows, names)
@@ -63,6 +57,8 @@ class RowTransform:
     def _row(self, row: dict[str, Any]) -> Mapping[str, Any]:
         if self.spec.func is None:
             return row
+        if is_halted():
+            raise TransformError("the run was stopped before this row was transformed")
         try:
             result = self.spec.func(row)
         except Exception as error:
@@ -106,7 +102,7 @@ class FrameTransform:
             return {field.name: batch[field.name] for field in self.fields}
         import pandas as pd
 
-        frame = pd.DataFrame({name: frame_column(values) for name, values in batch.items()}, copy=False)
+        frame = pd.DataFrame({name: to_series(values) for name, values in batch.items()}, copy=False)
         del batch
         try:
             result = self.spec.func(frame)
@@ -124,6 +120,9 @@ class FrameTransform:
         extra = sorted(set(found) - wanted - set(self.spec.removed_fields), key=str)
         if self.spec.selected_fields is not None:
             extra = []  # what was not selected is left out for the user
+        if len(set(found)) < len(found):
+            twice = sorted({str(name) for name in found if list(found).count(name) > 1})
+            raise TransformError(f"the transform's DataFrame has columns of the same name: {', '.join(twice)}")
         if missing or extra:
             raise TransformError(
                 f"the transform's DataFrame has the columns {', '.join(map(repr, found))}; missing: {missing}, not in "
@@ -131,27 +130,32 @@ class FrameTransform:
             )
 
 
-def frame_column(values: Any) -> Any:
-    """Return a column as pandas takes it: arrays of more dimensions as one array a row, nulls as pandas has them."""
-    if isinstance(values, np.ma.MaskedArray):
-        return plain_nulls(values)
-    if isinstance(values, np.ndarray) and values.ndim == 1:
-        return values
-    return objects_of(list(values))
-
-
 def plain_nulls(values: np.ma.MaskedArray[Any, Any]) -> NDArray[Any]:
-    """Return a column with nulls without a mask: NaN for numbers, NaT for times, None in arrays of objects."""
+    """Return a column with nulls without a mask: NaN for numbers, NaT for times, None in arrays of objects.
+
+    Null elements of arrays are treated alike; where whole rows of arrays are null the rows become objects.
+    """
     gone = np.ma.getmaskarray(values)
-    if values.ndim == 1 and values.dtype.kind in "iuf":
+    if values.ndim > 1 and null_rows(values).any():
+        return objects_of([None if one is None else unmasked(one) for one in row_values(values)])
+    if values.dtype.kind in "iuf":
         out = values.data.astype(np.float64 if values.dtype.kind in "iu" else values.dtype)
         out[gone] = np.nan
         return out
-    if values.ndim == 1 and values.dtype.kind in "mM":
+    if values.dtype.kind in "mM":
         out = values.data.copy()
         out[gone] = np.array("NaT", values.dtype)
         return out
-    return objects_of(values_of(values))
+    out = values.data.astype(np.object_)
+    out[gone] = None
+    return out
+
+
+def unmasked(value: Any) -> Any:
+    """Return an array with null elements as `plain_nulls` does; anything else as it is."""
+    if not isinstance(value, np.ma.MaskedArray):
+        return value
+    return plain_nulls(value[None])[0] if np.ma.getmaskarray(value).any() else value.data
 
 
 def objects_of(values: list[Any]) -> NDArray[np.object_]:
@@ -164,7 +168,7 @@ def objects_of(values: list[Any]) -> NDArray[np.object_]:
 
 def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
     """Return a column of a DataFrame as an array, of the declared shape where each cell is an array."""
-    values = series.to_numpy()
+    values = _from_series(series)
     if values.dtype != np.object_:
         if edited:
             _check_dtype(field, values.dtype)
@@ -180,6 +184,21 @@ def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
     return values
 
 
+def _from_series(series: Any) -> NDArray[Any]:
+    """Return a pandas column as NumPy has it: null is NaN, NaT or None, times are UTC without saying so."""
+    dtype = series.dtype
+    if isinstance(dtype, np.dtype):
+        return cast("NDArray[Any]", series.to_numpy())
+    if getattr(dtype, "tz", None) is not None:
+        return cast("NDArray[Any]", series.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy())
+    plain = getattr(dtype, "numpy_dtype", None)
+    if plain is not None and plain.kind in "iuf" and series.isna().any():
+        return cast("NDArray[Any]", series.to_numpy(np.float64, na_value=np.nan))
+    if plain is not None and not series.isna().any():
+        return cast("NDArray[Any]", series.to_numpy(plain))
+    return cast("NDArray[Any]", series.astype(object).where(series.notna(), None).to_numpy(object))
+
+
 def _writable(values: NDArray[Any]) -> NDArray[Any]:
     """Return an array that the user may write to: pandas hands out read-only views, of a frame that nobody has now."""
     if not values.flags.writeable:
@@ -191,13 +210,24 @@ def _writable(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Return arrays or numbers of one kind as one array; what does not fit together stays a list."""
-    first = values[0] if values else None
-    if isinstance(first, np.ndarray | np.generic | bool | int | float):
-        kinds = {(np.shape(one), getattr(one, "dtype", type(one))) for one in values}
-        if len(kinds) == 1:
-            return np.stack(values) if np.ndim(first) else np.array(values)
-    return values
+    """Return values as a batch has them: one array where they are of one kind, masked where some are null.
+
+    Texts and other objects become an array of objects; arrays of unequal shape stay a list.
+    """
+    given = [one for one in values if one is not None]
+    if not given:
+        return objects_of(values)
+    if not isinstance(given[0], np.ndarray | np.generic | bool | int | float):
+        return values if hasattr(given[0], "shape") else objects_of(values)
+    if len({(np.shape(one), getattr(one, "dtype", type(one))) for one in given}) > 1:
+        return values
+    rows = [given[0] if one is None else one for one in values]
+    stack = np.ma.stack if any(isinstance(one, np.ma.MaskedArray) for one in given) else np.stack
+    stacked = stack(rows) if np.ndim(given[0]) else np.array(rows)
+    if len(given) == len(values):
+        return stacked
+    mask = np.array([one is None for one in values]).reshape(-1, *[1] * (stacked.ndim - 1))
+    return np.ma.MaskedArray(stacked, np.broadcast_to(mask, stacked.shape) | np.ma.getmaskarray(stacked))
 
 
 def check_value(field: UnischemaField, value: Any) -> None:

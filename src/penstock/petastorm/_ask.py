@@ -22,8 +22,9 @@ from penstock.engine.host import default_workers
 from penstock.engine.loader import Make
 from penstock.engine.rowwise import FrameTransform, RowTransform, check_value
 from penstock.errors import PenstockWarning, TransformError
-from penstock.options import SPAN_BYTES, LoaderOptions
+from penstock.options import MEMORY_BYTES, SPAN_BYTES, LoaderOptions
 from penstock.petastorm._columns import batch_column, row_type
+from penstock.petastorm.cache import NullCache
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.ngram import NGram
 from penstock.plan.items import Items
@@ -39,8 +40,11 @@ if TYPE_CHECKING:
 _POOLS = {"thread": "thread", "process": "process", "dummy": "serial"}
 _MOST_ROWS = 1024
 """Most rows that are made at once for a reader of rows."""
+_SLOW_ROWS = 64
+"""The same where a function of the user's is called for each of them."""
+_MOST_WINDOWS = 4096
 _WINDOW_BYTES = 256 << 20
-"""Windows of a row group are made together up to this size, so that a row shared by two is decoded once."""
+"""Windows whose rows must be decoded are made together up to these, so that a row shared by two is decoded once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,13 @@ class Asked:
     decode: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("seed", "cur_shard", "shard_count"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+                raise ValueError(f"{name} must be a whole number or None; got {value!r}")
+        for name in ("exact", "decode"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}")  # noqa: TRY004 -- Petastorm's
         if self.pool not in _POOLS:
             raise ValueError(f"reader_pool_type must be one of {', '.join(map(repr, _POOLS))}; got {self.pool!r}")
         if (self.cur_shard is None) != (self.shard_count is None):
@@ -135,6 +146,11 @@ class Job:
         return self.asked.batched
 
     @property
+    def is_late(self) -> bool:
+        """Whether a predicate is applied on delivery."""
+        return self.asked.predicate is not None and not self.asked.exact
+
+    @property
     def drew_seed(self) -> bool:
         """Whether the seed was not given."""
         return self.drawn is not None
@@ -173,7 +189,7 @@ class Job:
     def _make(self, batch_items: int) -> Make:
         asked = self.asked
         late = None
-        if asked.predicate is not None and not asked.exact:
+        if self.is_late:
             late = PredicateFilter(asked.predicate, asked.batched)
         return Make(
             1 if self.items.is_whole else batch_items,
@@ -190,9 +206,13 @@ class Job:
             counts = self.items.counts
             return max(1, -(-int(counts.sum()) // max(1, int((counts > 0).sum()))))
         row_bytes = max(1, sum(column.item_bytes for column in self.dataset._columns or ()))
-        if self.ngram is not None:
-            return max(1, _WINDOW_BYTES // row_bytes)
-        return max(1, min(_MOST_ROWS, SPAN_BYTES // row_bytes))
+        most = _MOST_ROWS
+        if self.asked.transform_spec is not None and self.asked.transform_spec.func is not None:
+            most = _SLOW_ROWS
+        if self.ngram is not None and not all(column.light for column in self.dataset._columns or ()):
+            share = (self.asked.memory_bytes or MEMORY_BYTES) // 16
+            return max(1, min(_MOST_WINDOWS, min(_WINDOW_BYTES, share) // row_bytes))
+        return max(1, min(most, SPAN_BYTES // row_bytes))
 
     def _rowwise(self) -> Any:
         spec = self.asked.transform_spec
@@ -239,7 +259,8 @@ def _changed(field: UnischemaField, column: Any) -> str | None:
     try:
         check_value(field, value)
     except TransformError:
-        dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+        dtype = str(getattr(value, "dtype", np.asarray(value).dtype.type.__name__)).removeprefix("torch.")
+        dtype = {"bool": "bool_", "str": "str_", "bytes": "bytes_", "object": "object_"}.get(dtype, dtype)
         shape = tuple(getattr(value, "shape", ()))
         return f"({field.name!r}, np.{dtype}, {shape}, {field.nullable})"
     return None
@@ -257,16 +278,33 @@ def open_job(asked: Asked) -> Job:
         drawn = int(ds.fingerprint[:15], 16) if asked.shard_count is not None else secrets.randbits(60)
     view = ds.schema.create_schema_view([ds.schema.fields[name] for name in wanted])
     schema = view if asked.transform_spec is None else transform_schema(view, asked.transform_spec)
+    _check_spec(asked, view, ngram)
     if not schema.fields:
         raise RuntimeError("no fields are left: the transform_spec removes all that schema_fields asks for")
     extra = [name for name in _extra(asked) if name not in wanted]
     ds = ds.select([*wanted, *extra])
     items = _items(ds, asked, ngram)
+    _warn_if_all_is_dropped(items, asked)
     return Job(asked, ds, schema, view, ngram, items, drawn, frozenset(extra))
 
 
+def _check_spec(asked: Asked, view: Unischema, ngram: NGram | None) -> None:
+    spec = asked.transform_spec
+    if spec is None:
+        return
+    new = [field.name for field in spec.edit_fields if field.name not in view.fields]
+    if spec.func is None and new:
+        raise ValueError(f"edit_fields adds {', '.join(map(repr, new))}, but there is no func that would make them")
+    if ngram is not None and ngram.timestamp_field.name in {field.name for field in spec.edit_fields}:
+        warnings.warn(
+            f"windows are formed by the stored timestamps, before the transform changes {ngram.timestamp_field.name!r}",
+            PenstockWarning,
+            stacklevel=5,
+        )
+
+
 def _open(asked: Asked, **more: Any) -> penstock.Dataset:
-    if asked.cache is not None:
+    if asked.cache is not None and not isinstance(asked.cache, NullCache):
         more["cache"] = asked.cache
     return penstock.open(asked.source, storage_options=asked.storage_options, filesystem=asked.filesystem, **more)
 
@@ -339,6 +377,16 @@ def _check_shards(ds: penstock.Dataset, asked: Asked) -> None:
     elif asked.shard_count is not None and len(ds) < asked.shard_count:
         raise NoDataAvailableError(
             f"{len(ds)} rows cannot be read by {asked.shard_count} shards: at least one row each is needed"
+        )
+
+
+def _warn_if_all_is_dropped(items: Items, asked: Asked) -> None:
+    num_items = int(items.counts.sum())
+    if asked.remainder == "drop" and num_items and num_items < (asked.shard_count or 1):
+        warnings.warn(
+            f"remainder='drop' leaves nothing: {num_items} steps for {asked.shard_count} shards; use 'uneven' or 'pad'",
+            PenstockWarning,
+            stacklevel=5,
         )
 
 

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.engine.rowwise import objects_of, plain_nulls, values_of
+from penstock.dataset.predicates_decode import row_values
+from penstock.engine.rowwise import objects_of, plain_nulls, unmasked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+_SOME_WINDOWS = 256
+"""Windows that are made at once in the consumer."""
 _MOST_TEXT_BYTES = 64 << 20
 """Texts become one array of fixed width up to here, or while that takes no more than a few times their own length."""
 
@@ -27,7 +30,14 @@ _MOST_TEXT_BYTES = 64 << 20
 @lru_cache(maxsize=1024)
 def row_type(schema_name: str, names: tuple[str, ...]) -> Any:
     """Return the class of rows: a named tuple; names that Python does not allow get their odd characters replaced."""
-    return namedtuple(f"{schema_name}_view", [_identifier(name) for name in names])
+    found: list[str] = []
+    for plain in map(_identifier, names):
+        number = 2
+        name = plain
+        while name in found:
+            name, number = f"{plain}_{number}", number + 1
+        found.append(name)
+    return namedtuple(f"{schema_name}_view", found)
 
 
 def _identifier(name: str) -> str:
@@ -44,21 +54,31 @@ def rows_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Iterat
 
 
 def _each(column: Any) -> Iterable[Any]:
-    return values_of(column) if isinstance(column, np.ma.MaskedArray) else column
+    return row_values(column) if isinstance(column, np.ma.MaskedArray) else column
 
 
-def windows_of(batch: Mapping[str, Any], fold: NDArray[np.int64], types: Mapping[int, Any]) -> list[dict[int, Any]]:
-    """Return windows of rows as {step: row}; a row that several windows have is made once for each step."""
+def windows_of(batch: Mapping[str, Any], fold: NDArray[np.int64], types: Mapping[int, Any]) -> Iterator[dict[int, Any]]:
+    """Give windows of rows as {step: row}, a few at a time; a row that neighbours share is made once for each step."""
     first = min(types)
-    steps = [
-        (step, list(rows_of(batch, make.names, make.type)) if make.names else [make.type()] * _length(batch))
-        for step, make in sorted(types.items())
-    ]
-    return [{step: rows[line[step - first]] for step, rows in steps} for line in fold.tolist()]
+    for begin in range(0, len(fold), _SOME_WINDOWS):
+        lines = fold[begin : begin + _SOME_WINDOWS]
+        used, lines = np.unique(lines, return_inverse=True)
+        some = {name: _take(values, used) for name, values in batch.items()}
+        steps = [
+            (step, list(rows_of(some, make.names, make.type)) if make.names else [make.type()] * len(used))
+            for step, make in sorted(types.items())
+        ]
+        for line in lines.reshape(-1, fold.shape[1]).tolist():
+            yield {step: rows[line[step - first]] for step, rows in steps}
 
 
-def _length(batch: Mapping[str, Any]) -> int:
-    return len(next(iter(batch.values()))) if batch else 0
+def _take(values: Any, rows: NDArray[np.int64]) -> Any:
+    """Return some rows of a column; neighbours are a view."""
+    if isinstance(values, list):
+        return [values[row] for row in rows.tolist()]
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return values[rows[0] : rows[-1] + 1]
+    return values[rows]
 
 
 def columns_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Any:
@@ -75,6 +95,7 @@ def batch_column(values: Any) -> Any:
     if isinstance(values, np.ma.MaskedArray):
         values = plain_nulls(values) if np.ma.getmaskarray(values).any() else values.data
     if isinstance(values, list):
+        values = [unmasked(value) for value in values]
         same = len({getattr(value, "shape", None) for value in values}) == 1
         return np.stack(values) if same and isinstance(values[0], np.ndarray) else objects_of(values)
     if values.dtype.kind == "M":

@@ -17,6 +17,8 @@ from penstock.errors import LoaderClosed, PenstockWarning
 from penstock.petastorm import _ask
 from penstock.petastorm._columns import columns_of, row_type, rows_of, windows_of
 from penstock.petastorm.cache import make_cache
+from penstock.petastorm.errors import NoDataAvailableError
+from penstock.plan.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -196,7 +198,7 @@ class Reader:
 
     def __init__(  # noqa: PLR0913 -- Petastorm's signature
         self,
-        pyarrow_filesystem: Any,
+        pyarrow_filesystem: Any = None,
         dataset_path: Any = None,
         schema_fields: Any = None,
         seed: int | None = None,
@@ -268,6 +270,7 @@ class Reader:
         self._before = self._taken = 0
         self._kept: Any = None
         self._mask: Any = None
+        self._barren = 0
         self.last_row_consumed = False
 
     # -- iteration ------------------------------------------------------------------------------------------------
@@ -307,14 +310,22 @@ class Reader:
             self._before = self._loader.steps_of(built.first)
             self._mask = built.batch.get(MASK)
             if not built.num_rows and self.is_batched_reader:
-                self._before = self._loader.steps_of(built.end)
-                continue  # a filter on delivery, or a transform, has left nothing of it
-            self._job.check(built)
+                self._left_out(built)  # a filter on delivery, or a transform, has left nothing of it
+                continue
             self._rows = self._give(built)
+            self._job.check(built)  # last: it may warn, and a warning be made an error
             for row in self._rows:
                 self._taken = 1
+                self._barren = 0
                 return row
-            self._before = self._loader.steps_of(built.end)  # all of its rows were left out
+            self._left_out(built)
+
+    def _left_out(self, built: Built) -> None:
+        """Go on behind a batch of which nothing is left; an endless reader that never gives anything is an error."""
+        self._before = self._loader.steps_of(built.end)
+        self._barren += built.end - built.first
+        if self.num_epochs is None and self._barren > 2 * built.work.plan.num_items:
+            raise NoDataAvailableError("a whole epoch gave no row: the predicate or the transform leaves nothing")
 
     def _note(self) -> None:
         """Tell the loader how far the consumer is."""
@@ -324,6 +335,9 @@ class Reader:
         if self._kept is not None and taken and not self.batched_output:  # some rows before it were left out
             taken = int(self._kept[taken - 1]) + 1
         self._loader.received(self._plan, self._before + taken)
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length, which an endless one does not have
 
     def __len__(self) -> int:
         """Return the rows, or batches, left in this pass; those that a filter on delivery leaves out count too."""
@@ -351,6 +365,11 @@ class Reader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this reader as small JSON; the same on every shard at the same step."""
+        if self._job.is_late and self._loader.world > 1:
+            raise NotImplementedError(
+                "with exact=False the shards are not at the same place after as many rows, so that the state of one "
+                "does not fit the others; use exact=True, or a loader of penstock.open(...).where(..., exact=False)"
+            )
         with self._lock:
             self._note()
             return self._loader.state_dict()
@@ -358,10 +377,14 @@ class Reader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where a state was taken, on any number of shards; with seed=None its seed is taken over."""
         with self._lock:
-            if self._job.drew_seed and state.get("seed") != self._loader.order.seed:
+            seed = State.from_json(state).order.seed
+            if self._job.drew_seed and seed != self._loader.order.seed:
+                other = self._job.loader(seed)
+                other.load_state_dict(state)  # before anything is given up: the state may be refused
                 self._loader.close()
-                self._loader = self._job.loader(state.get("seed"))
-            self._loader.load_state_dict(state)
+                self._loader = other
+            else:
+                self._loader.load_state_dict(state)
             self._start_pass()
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -405,7 +428,7 @@ def _giver(job: _ask.Job) -> Callable[[Built], Iterator[Any]]:
         types = job.step_types
         if job.batched:
             return lambda built: iter([_ask.window_columns(built, types)])
-        return lambda built: iter(windows_of(built.batch, built.fold, types))  # type: ignore[arg-type]
+        return lambda built: windows_of(built.batch, built.fold, types)  # type: ignore[arg-type]
     if job.batched:
         return lambda built: iter([columns_of(built.batch, names, make)])
     return lambda built: rows_of(built.batch, names, make)

@@ -12,10 +12,11 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatch
+from penstock.petastorm._columns import row_type
 from penstock.plan.draws import Deck, Draws
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
 __all__ = ["WeightedSamplingReader"]
@@ -50,7 +51,7 @@ class WeightedSamplingReader:
         self._over = False
         self._takes = [iter(reader).__next__ for reader in self._readers]
         names = list(self.schema.fields)
-        self._reordered = [self.ngram is None and list(one.schema.fields) != names for one in self._readers]
+        self._reordered = [None if self.ngram is not None else _in_order(one.schema, names) for one in self._readers]
 
     # -- what it gives ------------------------------------------------------------------------------------------------
 
@@ -114,11 +115,15 @@ class WeightedSamplingReader:
             self._over = True
             raise
         deck.took(index)
-        return self.schema.make_namedtuple(**item._asdict()) if self._reordered[index] else item
+        reorder = self._reordered[index]
+        return item if reorder is None else reorder(item)
 
     def next(self) -> Any:
         """Return the next item: what `next(reader)` does."""
         return next(self)
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length, which an endless one does not have
 
     def __len__(self) -> int:
         """Return how many items are left until the end, exactly: the draws are followed; about 30 ns an item."""
@@ -241,3 +246,13 @@ def _check(readers: list[Any], probabilities: list[float]) -> None:
                 f"all readers must give the same n-grams: {first.ngram!r} for reader 0, {reader.ngram!r} for reader "
                 f"{index}"
             )
+
+
+def _in_order(schema: Any, names: list[str]) -> Callable[[Any], Any] | None:
+    """Return what puts the values of an item into the order of `names`; None where they are in it."""
+    own = list(schema.fields)
+    if own == names:
+        return None
+    places = [own.index(name) for name in names]
+    make = row_type(schema._name, tuple(names))
+    return lambda item: make._make([item[place] for place in places])

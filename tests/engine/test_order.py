@@ -415,3 +415,24 @@ def test_fewer_rows_than_ranks(tmp_path):
         streams, _ = run_ranks(ds, world=7, batch_size=2, shuffle=shuffle, remainder="pad")
         assert [len(s) for s in streams] == [1] * 7
         assert sum(int(b["_valid"].sum()) for s in streams for b in s) == 3
+
+
+# -- workers that share a pass ---------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=depth(25, 300))
+@given(data=st.data())
+def test_strided_loaders_deliver_the_pass_in_turn(data):
+    groups = data.draw(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3))
+    step, epochs = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    how = {
+        "batch_size": data.draw(st.integers(1, 7)), "shuffle": data.draw(st.sampled_from([False, "groups", True])),
+        "seed": 3, "epochs": epochs, "pool": "serial",
+    }  # fmt: skip
+    with dataset(groups) as ds:
+        whole = [batch["id"].tolist() for batch in ds.loader(**how)]
+        for first in range(step):
+            own = whole[first::step]
+            skip = data.draw(st.integers(0, len(own)))
+            with ds.loader(**how)._strided(first, step, skip) as loader:
+                assert [batch["id"].tolist() for batch in loader] == own[skip:]

@@ -110,7 +110,7 @@ class Span:
         """Return which of its rows make up a batch; several batches have one row an item."""
         if self.end_step - self.first_step == 1:
             return 0, self.num_rows
-        return self.work.start_of(batch) - self.lo, self.work.start_of(batch + 1) - self.lo
+        return self.work.start_of(batch) - self.lo, self.work.end_of(batch) - self.lo
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def _split(span: Span) -> Iterator[Span]:
     """Cut an indexed span of a line order into its batches."""
     runs = deque(cast("list[tuple[int, int, int]]", span.runs))
     for step in range(span.first_step, span.end_step):
-        lo, hi = span.work.start_of(step), span.work.start_of(step + 1)
+        lo, hi = span.work.start_of(step), span.work.end_of(step)
         mine, need = [], hi - lo
         while need:
             chunk, first, end = runs.popleft()
@@ -338,7 +338,7 @@ class Builder:
         made: Results = []
         for step in range(span.first_step, span.end_step):
             lo, hi = span.rows_of(step)
-            first, end = span.work.start_of(step), span.work.start_of(step + 1)
+            first, end = span.work.start_of(step), span.work.end_of(step)
             batch: Batch = {name: values[lo:hi] for name, values in columns.items()}
             made.append(Built(span.work, first, end, batch, hi - lo, (), span.fold))
         self.stats.finished(time.perf_counter() - began)
@@ -390,7 +390,7 @@ class Builder:
         self.stats.finished(time.perf_counter() - began)
         work, folded = span.work, self.finisher.fold is not None
         num_rows = len(next(iter(batch.values()))) if batch else 0
-        first, end = work.start_of(part.step), work.start_of(part.step + 1)
+        first, end = work.start_of(part.step), work.end_of(part.step)
         left = None if kept is None and not part.skipped else part.kept(kept)
         return Built(work, first, end, batch, num_rows, part.skipped + skipped, None if folded else fold, left)
 

@@ -118,6 +118,7 @@ class Loader:
         self._stats = Stats()
         self._skipped: dict[tuple[str, int, int], Skipped] = {}
         self._closed = False
+        self._stride, self._skip = (0, 1), 0
         self._lock = threading.RLock()
         """Held where the place of the run moves: one thread may save or load a state while another one iterates."""
         self._active: weakref.ref[_Pass] | None = None
@@ -367,13 +368,15 @@ class Loader:
             facts.items,
             self._make.batch_items,
             self._make.aligned and self._order.is_line,
+            self._stride,
+            self._skip,
         )
         return Run(self._plans(first), window, builder, limits, self._make_finishers(workers, builder.halted))
 
     def _span_batches(self, batch_bytes: int) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
         slow = self._options.pool == "process" or self._options.transform is not None or self._make.one_by_one
-        slow = slow or self._facts.items.windows is not None
+        slow = slow or self._facts.items.windows is not None or self._stride[1] > 1
         if slow or not all(column.light for column in self._facts.columns):
             return 1
         return max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))
@@ -407,6 +410,14 @@ class Loader:
         from penstock.engine.process import ProcessFinisher, start_method
 
         return [ProcessFinisher(cast("Payload", self._payload), start_method()) for _ in range(workers)]
+
+    def _strided(self, first: int, step: int, skip: int = 0) -> Loader:
+        """Deliver only every `step`-th batch of the pass from number `first` on, without the first `skip` of these.
+
+        For workers that share a pass: together they deliver it, in turn. The loader's own state is that of nobody.
+        """
+        self._stride, self._skip = (first, step), skip
+        return self
 
     # -- called by the pass -----------------------------------------------------------------------------------------
 

@@ -79,10 +79,16 @@ class Limits:
     """Most items of a batch."""
     aligned: bool = False
     """Whether batches end with the chunk they come from."""
+    stride: tuple[int, int] = (0, 1)
+    """Which batches of the run are built here: number `stride[0]`, and every `stride[1]`-th after it."""
+    skip: int = 0
+    """How many of those were built before."""
 
-    def work(self, plan: EpochPlan, base: int) -> EpochWork:
-        """Return an epoch of the run that begins at tick `base`."""
-        return EpochWork(plan, base, self.items, self.batch_items, aligned=self.aligned)
+    def work(self, plan: EpochPlan, base: int, before: int) -> EpochWork:
+        """Return an epoch of the run that begins at tick `base`, after that many batches."""
+        first, step = self.stride
+        stride = ((first - before) % step, step)
+        return EpochWork(plan, base, self.items, self.batch_items, aligned=self.aligned, stride=stride)
 
 
 class Run:
@@ -118,8 +124,10 @@ class Run:
         self._next_number = 0
         self._deliver = 0
         self._ready: deque[Built | Exception] = deque()
+        self._all_batches = 0
+        """Batches of the epochs planned so far, those that others build included."""
         self._cut_work = 0
-        self._cut_step = 0
+        self._cut_step = limits.skip
         self._returned: deque[int] = deque()
 
     # -- the consumer ---------------------------------------------------------------------------------------------
@@ -359,8 +367,8 @@ class Run:
         """Return the epoch that the next span comes from; None if it is not planned yet."""
         works = self._window.works
         while self._cut_work < len(works) and self._cut_step >= works[self._cut_work].num_batches:
+            self._cut_step -= works[self._cut_work].num_batches
             self._cut_work += 1
-            self._cut_step = 0
         return works[self._cut_work] if self._cut_work < len(works) else None
 
     def _cut_tick(self) -> int:
@@ -374,7 +382,7 @@ class Run:
         # The first spans are short so that the first batch comes soon.
         steps = min(self._limits.span_batches, 1 << min(self._next_number // 2, 30), work.num_batches - self._cut_step)
         lo, end = work.start_of(self._cut_step), self._cut_step + steps
-        span = Span(work, self._next_number, self._cut_step, end, lo, work.start_of(end))
+        span = Span(work, self._next_number, self._cut_step, end, lo, work.end_of(end - 1))
         self._open[span.number] = work.base + lo
         self._spans.append(span)
         self._next_number += 1
@@ -459,7 +467,9 @@ class Run:
             self._running -= 1
             self._planning = False
             if plan is not None:
-                self._window.add(self._limits.work(plan, self._next_base))
+                work = self._limits.work(plan, self._next_base, self._all_batches)
+                self._all_batches += work.all_batches
+                self._window.add(work)
                 self._next_base += plan.num_items
             else:
                 self._ended = True

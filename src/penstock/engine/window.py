@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from penstock.plan.visits import Visits
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.engine.chunk import Chunk, LostChunk
     from penstock.plan import EpochPlan
     from penstock.plan.items import Items
+
+    Stride = tuple[int, int]
+    """The first batch that is built here, and how many batches on the next one is."""
 
 _TIGHT_SHARE = 0.5
 """From this part of the budget on, freed memory goes back to the system at once."""
@@ -33,13 +38,18 @@ NEVER = 1 << 62
 class EpochWork:
     """One epoch of a run: its plan, its batches, its first tick, and which visits have been taken up."""
 
-    def __init__(self, plan: EpochPlan, base: int, items: Items, most: int, *, aligned: bool = False) -> None:
+    def __init__(  # noqa: PLR0913 -- the facts of one epoch, each from somewhere else
+        self, plan: EpochPlan, base: int, items: Items, most: int, *, aligned: bool = False, stride: Stride = (0, 1)
+    ) -> None:
         self.plan = plan
         self.base = base
         self.items = items
         self._most = most
+        self._first, self._step = stride
         self._borders = _borders(plan, most) if aligned else None
         visits = items.visits(plan.visits)
+        if self._step > 1:
+            visits = self._own(visits)
         self.chunk = visits.chunk
         self.first = visits.first + base
         self.last = visits.last + base
@@ -55,11 +65,30 @@ class EpochWork:
     @property
     def num_batches(self) -> int:
         """Batches that are built for this epoch."""
+        return max(0, -(-(self.all_batches - self._first) // self._step))
+
+    @property
+    def all_batches(self) -> int:
+        """Batches of this epoch, those that others build included."""
         return -(-self.plan.num_items // self._most) if self._borders is None else len(self._borders) - 1
 
     def start_of(self, batch: int) -> int:
-        """Return the first item of a batch; of the one after the last, the number of items."""
+        """Return the first item of a batch."""
+        return self._border(self._first + batch * self._step)
+
+    def end_of(self, batch: int) -> int:
+        """Return the item after the last one of a batch."""
+        return self._border(self._first + batch * self._step + 1)
+
+    def _border(self, batch: int) -> int:
         return min(batch * self._most, self.plan.num_items) if self._borders is None else int(self._borders[batch])
+
+    def _own(self, visits: Visits) -> Visits:
+        """Return the stays of chunks that batches of ours need, where others build those in between."""
+        first, last = visits.first // self._most, (visits.last - 1) // self._most
+        latest = (last - self._first) // self._step * self._step + self._first
+        mine = latest >= np.maximum(first, self._first)
+        return Visits(visits.chunk[mine], visits.first[mine], visits.last[mine])
 
     def visits_of(self, chunk: int) -> NDArray[np.intp]:
         """Return the visits to a chunk in this epoch."""

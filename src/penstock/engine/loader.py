@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.engine.finish import Batch, Fold, LateFilter
     from penstock.engine.needs import Needs
     from penstock.engine.process import Payload
+    from penstock.engine.report import Report
     from penstock.options import LoaderOptions
     from penstock.plan import EpochPlan
     from penstock.plan.items import Items
@@ -224,6 +225,15 @@ class Loader:
     def stats(self) -> dict[str, float]:
         """Return counters: rows, batches, bytes and chunks read, seconds the consumer waited, seconds of each stage."""
         return self._stats.as_dict()
+
+    def report(self) -> Report:
+        """Return where the time of the last steps went, which stage was the bottleneck and what would help; print it.
+
+        Its `prometheus()` gives the counters as text. See docs/stalls.md.
+        """
+        from penstock.engine.report import make_report
+
+        return make_report(self)
 
     def num_waiting(self) -> int:
         """Return how many batches are made and wait for the consumer."""

@@ -65,7 +65,9 @@ class BlockPool:
             memory = free.pop()
         except IndexError:
             self._bound()
-            memory = np.empty(size, np.uint8)
+            fresh = np.empty(size + ALIGN, np.uint8)
+            begin = -fresh.ctypes.data % ALIGN  # frameworks share only aligned memory; malloc aligns to 16
+            memory = fresh[begin : begin + size]
         return np.asarray(_Lease(memory, free))[:num_bytes]
 
     def _bound(self) -> None:

@@ -1,12 +1,33 @@
-"""Counters of a loader: rows, bytes, and the seconds spent in each stage.
+"""Counters of a loader: rows, bytes, the seconds spent in each stage, and what the last steps took.
 
 Stages add to them from several threads; one lock, a few additions a batch. Says nothing about why: `Loader.stats`
-hands the numbers out as a plain dict.
+hands the numbers out as a plain dict, `report` reads them.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from typing import NamedTuple
+
+KEPT_STEPS = 2000
+"""How many steps are remembered one by one: 300 KB."""
+WAIT_BOUNDS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Upper ends, in seconds, of the classes that waits are counted in."""
+
+
+class Step(NamedTuple):
+    """One batch handed out, and what the stages had done by then, in sums since the loader was made."""
+
+    end: float
+    num_rows: int
+    wait_s: float
+    read_s: float
+    gather_s: float
+    finish_s: float
+    bytes_read: int
 
 
 class Stats:
@@ -14,6 +35,8 @@ class Stats:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self._waits = [0] * (len(WAIT_BOUNDS) + 1)
         self.rows = 0
         self.batches = 0
         self.chunks_read = 0
@@ -42,12 +65,25 @@ class Stats:
 
     def delivered(self, num_rows: int, wait_s: float) -> None:
         """Count one batch handed to the consumer and how long it waited."""
+        end = time.perf_counter()
         with self._lock:
             self.rows += num_rows
             self.batches += 1
             self.wait_s += wait_s
+            self._waits[bisect_left(WAIT_BOUNDS, wait_s)] += 1
+            self._steps.append(Step(end, num_rows, wait_s, self.read_s, self.gather_s, self.finish_s, self.bytes_read))
 
     def as_dict(self) -> dict[str, float]:
         """Return all counters; seconds are summed over threads, except `wait_s`, which is the consumer's."""
         with self._lock:
             return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def last_steps(self) -> list[Step]:
+        """Return the steps that are remembered, oldest first."""
+        with self._lock:
+            return list(self._steps)
+
+    def waits(self) -> list[int]:
+        """Return how many waits there were in each class of `WAIT_BOUNDS`, and beyond."""
+        with self._lock:
+            return list(self._waits)

@@ -1,0 +1,290 @@
+"""Say where the time of a loader goes: how long each step waited, which stage was the bottleneck, and what would help.
+
+`Loader.report` makes a `Report` from its counters; print it, or hand `prometheus()` to whatever scrapes the job. It
+looks at the last steps only, measures nothing itself and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.engine import host
+from penstock.engine.stats import WAIT_BOUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from penstock.engine.loader import Loader
+    from penstock.engine.stats import Step
+
+__all__ = ["Report"]
+
+STAGES = ("read", "gather", "finish")
+WORDS = {"read": "reading", "gather": "gathering rows", "finish": "decoding"}
+KEEPS_UP = 0.05
+"""A consumer that waits for less than this share of its time has nothing to gain here."""
+BUSY = 0.5
+"""Threads that work for less than this share of the time are held up by something else than work."""
+FEW = 0.02
+"""Where this share of the steps holds most of the waiting, it is about beginnings and not about speed."""
+PAUSE_S = 1.0
+PAUSE_FACTOR = 20
+"""Between two steps the consumer did something else (a checkpoint, an evaluation) if it took so much more time."""
+SLOW_STORE = 100e6
+"""Bytes a second and thread (of memory, not of the file) below which a read mostly waits for the store."""
+MOST_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What each of some consecutive steps took; arrays of equal length, in order."""
+
+    first: int
+    """Number of the first step, counted from 1 over the life of the loader."""
+    num_rows: NDArray[np.int64]
+    wait_s: NDArray[np.float64]
+    """Seconds that the consumer waited for the batch."""
+    own_s: NDArray[np.float64]
+    """Seconds from the batch before to asking for this one: the consumer's own work, 0 where it was a pause."""
+    stage_s: Mapping[str, NDArray[np.float64]]
+    """Seconds of read, gather and finish (decoding and transform) meanwhile, summed over threads."""
+    bytes_read: int
+    """Bytes read meanwhile, as they lie in memory."""
+    num_pauses: int
+    """Steps before which the consumer did something else."""
+
+    def __len__(self) -> int:
+        return len(self.wait_s)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all steps, pauses left out."""
+        return float(self.wait_s.sum() + self.own_s.sum())
+
+    @property
+    def wait_share(self) -> float:
+        """Part of the time that the consumer waited."""
+        return float(self.wait_s.sum()) / max(self.seconds, 1e-9)
+
+    def busiest(self, part: slice) -> str:
+        """Return the stage that took most in some of the steps."""
+        return max(STAGES, key=lambda stage: float(self.stage_s[stage][part].sum()))
+
+
+def steps_of(kept: list[Step], num_batches: int) -> Steps:
+    """Take the remembered steps apart; the oldest only says where the second began, unless it was the very first."""
+    sums = np.array([(s.read_s, s.gather_s, s.finish_s) for s in kept], np.float64).reshape(-1, len(STAGES))
+    end = np.array([s.end for s in kept], np.float64)
+    wait = np.array([s.wait_s for s in kept], np.float64)
+    begin = np.concatenate((end[:1] - wait[:1], end[:-1]))
+    own = np.maximum(end - begin - wait, 0.0)
+    stages = np.diff(sums, axis=0, prepend=np.zeros((1, len(STAGES))))
+    skip = 0 if len(kept) == num_batches else 1
+    pause = own > max(PAUSE_S, PAUSE_FACTOR * float(np.median(own)) if len(own) else 0.0)
+    return Steps(
+        first=num_batches - len(kept) + 1 + skip,
+        num_rows=np.array([s.num_rows for s in kept], np.int64)[skip:],
+        wait_s=wait[skip:],
+        own_s=np.where(pause, 0.0, own)[skip:],
+        stage_s={stage: stages[skip:, number] for number, stage in enumerate(STAGES)},
+        bytes_read=kept[-1].bytes_read - (kept[0].bytes_read if skip else 0) if kept else 0,
+        num_pauses=int(pause[skip:].sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Where a loader's time went; `print` it."""
+
+    stats: Mapping[str, float]
+    """The counters of `Loader.stats`, since the loader was made."""
+    steps: Steps
+    """The last steps, one by one."""
+    waits: tuple[int, ...]
+    """How many waits there were in each class, since the loader was made."""
+    rank: int
+    """Whose report it is."""
+    world: int
+    """Number of ranks."""
+    workers: int
+    """Threads or processes."""
+    pool: str
+    """Where work is done: "thread", "process" or "serial"."""
+    has_transform: bool
+    """Whether there is a function of the user in the last stage."""
+    num_waiting: int
+    """Batches that were made and waited for the consumer when the report was made."""
+    num_skipped: int
+    """Rows left out because they are damaged."""
+
+    @property
+    def busy(self) -> Mapping[str, float]:
+        """Share of the threads' time that each stage took."""
+        capacity = max(self.steps.seconds * self.workers, 1e-9)
+        return {stage: float(self.steps.stage_s[stage].sum()) / capacity for stage in STAGES}
+
+    @property
+    def bottleneck(self) -> str:
+        """What bounds the speed: "consumer", "read", "gather", "finish", "start", "room", or "" without a step.
+
+        "start": the first batches after a beginning hold most of the waiting. "room": the threads were idle while the
+        consumer waited, for want of memory to work ahead.
+        """
+        steps = self.steps
+        if not len(steps):
+            return ""
+        if steps.wait_share < KEEPS_UP:
+            return "consumer"
+        longest = np.sort(steps.wait_s)[-max(1, round(FEW * len(steps))) :]
+        if len(steps) >= 1 / FEW and (steps.wait_s.sum() - longest.sum()) / steps.seconds < KEEPS_UP:
+            return "start"
+        return steps.busiest(slice(None)) if self.pool == "serial" or sum(self.busy.values()) >= BUSY else "room"
+
+    @property
+    def advice(self) -> str:
+        """One line: what would help."""
+        kind = self.bottleneck
+        if not kind:
+            return "iterate over the loader first"
+        return _read_advice(self) if kind == "read" else _ADVICE[self._advice_key(kind)].format(**self._facts())
+
+    def _advice_key(self, kind: str) -> str:
+        if kind == "finish" and self.has_transform:
+            return f"finish-{'process' if self.pool == 'process' else 'thread'}"
+        return kind
+
+    def _facts(self) -> dict[str, Any]:
+        return {"workers": self.workers, "cores": host.cores(), "idle": f"{1 - sum(self.busy.values()):.0%}"}
+
+    def __str__(self) -> str:
+        steps = self.steps
+        if not len(steps):
+            return f"Report of rank {self.rank} of {self.world}: no batch was delivered yet"
+        rows, seconds = int(steps.num_rows.sum()), steps.seconds
+        head = (
+            f"Report of rank {self.rank} of {self.world}: the last {len(steps):,} of {int(self.stats['batches']):,} "
+            f"steps, {rows:,} rows in {seconds:,.2f} s, {rows / max(seconds, 1e-9):,.0f} rows/s"
+        )
+        lines = [
+            head,
+            self._wait_text(),
+            self._busy_text(),
+            *self._table(),
+            f"bottleneck  {self._words(self.bottleneck)}",
+            f"advice      {self.advice}",
+        ]
+        return "\n  ".join(lines)
+
+    def _wait_text(self) -> str:
+        wait = self.steps.wait_s
+        middle, high = (float(np.quantile(wait, q)) for q in (0.5, 0.95))
+        text = (
+            f"waited      {wait.sum():,.2f} s, {self.steps.wait_share:.0%} of the time; a step: median {_ms(middle)}, "
+            f"95% below {_ms(high)}, most {_ms(float(wait.max()))}"
+        )
+        pauses = self.steps.num_pauses
+        return f"{text}; {pauses} pause{'s' * (pauses > 1)} of your own left out" if pauses else text
+
+    def _busy_text(self) -> str:
+        what = "the consumer itself" if self.pool == "serial" else f"{self.workers} {_plural(self.pool, self.workers)}"
+        parts = ", ".join(f"{self._words(stage)} {share:.0%}" for stage, share in self.busy.items())
+        return f"worked      {what}: {sum(self.busy.values()):.0%} of the time: {parts}"
+
+    def _table(self) -> list[str]:
+        """Return lines of a few steps each: what they waited for each batch, and what was done meanwhile."""
+        steps = self.steps
+        size = -(-len(steps) // MOST_LINES)
+        lines = [f"{'steps':>15}  {'waited a step':>13}  {'of the step':>11}  busiest stage"]
+        for begin in range(0, len(steps), size):
+            part = slice(begin, begin + size)
+            wait, own = float(steps.wait_s[part].sum()), float(steps.own_s[part].sum())
+            last = steps.first + min(begin + size, len(steps)) - 1
+            name = f"{steps.first + begin:,} to {last:,}"
+            share, each = wait / max(wait + own, 1e-9), _ms(wait / len(steps.wait_s[part]))
+            lines.append(f"{name:>15}  {each:>13}  {share:>11.0%}  {self._words(steps.busiest(part))}")
+        return lines
+
+    def _words(self, kind: str) -> str:
+        if kind == "finish" and self.has_transform:
+            return "decoding and transform"
+        words = {"consumer": "none: the loader keeps up", "start": "the first batch", "room": "room to work ahead"}
+        return words.get(kind) or WORDS[kind]
+
+    def prometheus(self, **labels: str) -> str:
+        """Return the counters in Prometheus' text format, with rank and world as labels, and `labels` if given."""
+        from penstock.engine.exposition import exposition
+
+        return exposition(self, {"rank": str(self.rank), "world": str(self.world), **labels}, WAIT_BOUNDS)
+
+
+def make_report(loader: Loader) -> Report:
+    """Return the report of a loader as it stands now."""
+    stats, options, make = loader._stats, loader._options, loader._make
+    return Report(
+        stats=stats.as_dict(),
+        steps=steps_of(stats.last_steps(), stats.batches),
+        waits=tuple(stats.waits()),
+        rank=loader.rank,
+        world=loader.world,
+        workers=1 if options.pool == "serial" else loader._workers,
+        pool=options.pool,
+        has_transform=options.transform is not None or make.rowwise is not None,
+        num_waiting=loader.num_waiting(),
+        num_skipped=len(loader._skipped),
+    )
+
+
+_ADVICE = {
+    "consumer": "nothing to do here: time goes to your own step, not to data",
+    "start": (
+        "most of it is the wait for the first batch, while the window fills: give several epochs to one pass (epochs=) "
+        "instead of a new loop for each, or a smaller window_bytes"
+    ),
+    "room": (
+        "{idle} of the {workers} workers' time was idle while you waited: raise memory_bytes, so that more is read and "
+        "made ahead, or write smaller row groups"
+    ),
+    "gather": (
+        "picking single rows takes most: read fewer columns, use larger batches, or shuffle='groups' where that mixes "
+        "enough"
+    ),
+    "finish": (
+        "decoding takes most: raise workers= ({workers} of {cores} cores), or store smaller pictures or plain `.npy` "
+        "cells"
+    ),
+    "finish-thread": (
+        "decoding and your transform take most: raise workers= ({workers} of {cores} cores); work on whole columns in "
+        "NumPy, or use pool='process' if the transform loops over rows in Python"
+    ),
+    "finish-process": (
+        "decoding and your transform take most: raise workers= ({workers} of {cores} cores), or do less in the "
+        "transform: work on whole columns, on the device where there is one"
+    ),
+}
+
+
+def _read_advice(report: Report) -> str:
+    rate = report.steps.bytes_read / max(float(report.steps.stage_s["read"].sum()), 1e-9)
+    if rate < SLOW_STORE:
+        return (
+            f"the store gives {rate / 1e6:,.0f} MB/s to a thread: keep what was read (penstock.open(..., cache="
+            "'local-disk')), read fewer columns, or raise workers=; threads that wait need no core"
+        )
+    return (
+        f"reading and decompressing takes most, {rate / 1e6:,.0f} MB/s a thread: read fewer columns, or raise workers= "
+        f"({report.workers} of {host.cores()} cores)"
+    )
+
+
+def _plural(pool: str, count: int) -> str:
+    word = "process" if pool == "process" else "thread"
+    return word if count == 1 else f"{word}{'e' * (word == 'process')}s"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms" if seconds < 10 else f"{seconds:,.1f} s"

@@ -4,16 +4,21 @@ Start with `penstock.open(url)`, which gives a `Dataset`; `Dataset.loader(...)` 
 datasets without Spark. Importing this package imports no framework.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from penstock import codecs, errors
-from penstock.alias import install_as_petastorm
 from penstock.api import Dataset, Loader, open
 from penstock.codecs import register_codec
-from penstock.engine.mix import Mix, mix
 from penstock.options import Window
 from penstock.schema import Unischema, UnischemaField
 from penstock.schema.transform import TransformSpec
-from penstock.storage import DiskCache, MemoryCache
 from penstock.write import write
+
+if TYPE_CHECKING:
+    from penstock.alias import install_as_petastorm
+    from penstock.engine.mix import Mix, mix
+    from penstock.storage.cache import MemoryCache
+    from penstock.storage.disk_cache import DiskCache
 
 __version__ = "0.1.0"
 
@@ -36,3 +41,25 @@ __all__ = [
     "register_codec",
     "write",
 ]
+
+_LATE = {
+    "DiskCache": "penstock.storage.disk_cache",
+    "MemoryCache": "penstock.storage.cache",
+    "Mix": "penstock.engine.mix",
+    "install_as_petastorm": "penstock.alias",
+    "mix": "penstock.engine.mix",
+}
+"""Names that few programs use; the others need not wait for them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})

@@ -29,7 +29,6 @@ from penstock.errors import NotSorted, PenstockWarning, PlanError
 from penstock.options import WINDOW_BYTES, LoaderOptions, Window, one_of
 from penstock.plan.items import Items
 from penstock.schema.transform import TransformSpec, transform_schema
-from penstock.storage import as_cache
 
 if TYPE_CHECKING:
     import os
@@ -94,7 +93,7 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         columns=columns,
         schema=schema,
         on_error=on_error,
-        cache=as_cache(cache),
+        cache=None if cache is None else _as_cache(cache),
     )
     names = pick_columns(found.arrow_schema.names, columns)
     opened = Dataset(found, Selection.all(found.chunk_rows), names)
@@ -430,6 +429,12 @@ class Dataset:
         columns = cast("tuple[Column, ...]", self._columns)
         finisher = Finisher(columns, None, skip=False)
         return Builder(self._source, self._selection, columns, finisher, BlockPool(keep=0), Stats(), 0, pad=False)
+
+
+def _as_cache(cache: Any) -> Any:
+    from penstock.storage.cache import as_cache  # late: most datasets are read without
+
+    return as_cache(cache)
 
 
 def window_rule(window: Window) -> WindowRule:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock.dataset import open_parquet
 from penstock.errors import BadFile
-from penstock.storage import DiskCache, MemoryCache
+from penstock.storage.cache import MemoryCache
+from penstock.storage.disk_cache import DiskCache
 from penstock.testing.filesystems import RecordingFileSystem
 from tests.dataset.make import ids, read_all, write, write_ids
 

@@ -10,7 +10,8 @@ import penstock
 from penstock.errors import PenstockWarning
 from penstock.petastorm.cache import CacheBase, NullCache, make_cache
 from penstock.petastorm.local_disk_cache import LocalDiskCache
-from penstock.storage import ChunkCache, DiskCache, MemoryCache
+from penstock.storage.cache import ChunkCache, MemoryCache
+from penstock.storage.disk_cache import DiskCache
 
 
 class TestMakeCache:

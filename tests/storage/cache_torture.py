@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.storage import DiskCache, cache_files
+from penstock.storage import cache_files
+from penstock.storage.disk_cache import DiskCache
 from penstock.storage.ledger import Ledger
 
 PROCESSES = 8

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import PlanError
-from penstock.storage import DiskCache, MemoryCache, as_cache
+from penstock.storage.cache import MemoryCache, as_cache
+from penstock.storage.disk_cache import DiskCache
 
 
 def key(number: int) -> str:

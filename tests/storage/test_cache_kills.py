@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from penstock.storage import DiskCache, cache_files
+from penstock.storage import cache_files
+from penstock.storage.disk_cache import DiskCache
 from penstock.storage.ledger import Ledger
 from tests.depth import depth
 from tests.house import ROOT

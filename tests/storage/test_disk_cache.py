@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import PenstockWarning
-from penstock.storage import DiskCache, cache_files, disk_cache
+from penstock.storage import cache_files, disk_cache
 from penstock.storage.cache_files import HEADER_BYTES, cost_of, entry_path
+from penstock.storage.disk_cache import DiskCache
 from penstock.storage.ledger import Ledger
 
 ENTRY = 8192  # what an entry of these tests takes on disk

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.dataset.read import RowGroup
-    from penstock.storage import ChunkCache
+    from penstock.storage.cache import ChunkCache
 
     Buffer = Any
 

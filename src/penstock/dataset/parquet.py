@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.dataset.agree import cast_column, check_agreement, merge_schemas
-from penstock.dataset.cached import CachedFiles
 from penstock.dataset.discover import DataFile, Root, find_files
 from penstock.dataset.fields import Columns, Known, check_stored, decide_columns
 from penstock.dataset.footers import read_footer
@@ -37,8 +36,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.dataset.cached import CachedFiles
     from penstock.schema.unischema import Unischema
-    from penstock.storage import ChunkCache
+    from penstock.storage.cache import ChunkCache
 
     Footer = Any
 
@@ -78,7 +78,7 @@ class ParquetSource:
         self.skipped = list(scan.skipped)
         self.on_error = on_error
         self.cache = cache
-        self._cached = None if cache is None else CachedFiles(cache)
+        self._cached = None if cache is None else _cached(cache)
         self._files = scan.files
         self._rows = scan.rows
         self._partitions = columns.partitions
@@ -302,3 +302,9 @@ def _changed(file: DataFile, now: Sequence[int], then: Sequence[int]) -> BadFile
         "delete an outdated `_metadata`)",
         path=file.path,
     )
+
+
+def _cached(cache: ChunkCache) -> CachedFiles:
+    from penstock.dataset.cached import CachedFiles  # late: most datasets are read without
+
+    return CachedFiles(cache)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.dataset.predicates_decode import null_rows, row_values
-from penstock.dataset.predicates_view import to_series
 from penstock.errors import TransformError
 from penstock.halt import is_halted
 
@@ -101,6 +100,8 @@ class FrameTransform:
         if self.spec.func is None:
             return {field.name: batch[field.name] for field in self.fields}
         import pandas as pd
+
+        from penstock.dataset.predicates_view import to_series
 
         frame = pd.DataFrame({name: to_series(values) for name, values in batch.items()}, copy=False)
         del batch

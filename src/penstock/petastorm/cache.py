@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError
-from penstock.storage import MemoryCache
+from penstock.storage.cache import MemoryCache
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from penstock.storage import ChunkCache
+    from penstock.storage.cache import ChunkCache
 
 __all__ = ["CacheBase", "NullCache", "make_cache"]
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.errors import PenstockWarning, PlanError
 from penstock.petastorm.cache import CacheBase
-from penstock.storage import DiskCache
+from penstock.storage.disk_cache import DiskCache
 
 if TYPE_CHECKING:
     import os

@@ -34,6 +34,7 @@ MAP = [
     {"spark"},
     {"tar"},
     {"cli"},
+    {"bench"},
     {"petastorm"},
     {"testing"},
 ]

@@ -91,7 +91,7 @@ def test_nothing_delivered_is_said_and_not_an_error(ds):
         ({"wait": 0.0001, "own": 0.1}, "consumer", "your own step"),
         ({"stages": (0.018, 0.0, 0.001)}, "read", "fewer columns"),
         ({"stages": (0.0, 0.018, 0.001)}, "gather", "shuffle='groups'"),
-        ({"stages": (0.0, 0.001, 0.018)}, "finish", "workers= (2 of"),
+        ({"stages": (0.0, 0.001, 0.018)}, "finish", "smaller pictures"),
         ({"stages": (0.0, 0.001, 0.018), "has_transform": True}, "finish", "pool='process'"),
         ({"stages": (0.0, 0.001, 0.018), "has_transform": True, "pool": "process"}, "finish", "on the device"),
         ({"stages": (0.001, 0.001, 0.001)}, "room", "85% of the 2 workers"),
@@ -222,6 +222,14 @@ def test_a_report_costs_little_to_keep():
     for _ in range(10_000):
         stats.delivered(1, 0.0)
     assert (time.perf_counter() - began) / 10_000 < 100e-6  # about 2 us; a busy machine may take more
+
+
+def test_more_workers_are_advised_only_where_there_are_cores(monkeypatch):
+    report = made(stages=(0.0, 0.001, 0.018))
+    monkeypatch.setattr(module.host, "cores", lambda: 8)
+    assert "raise workers= (2 of 8 cores)" in report.advice
+    monkeypatch.setattr(module.host, "cores", lambda: 2)
+    assert "raise workers=" not in report.advice
 
 
 def test_words_exist_for_every_stage():

@@ -159,7 +159,8 @@ class Report:
         return kind
 
     def _facts(self) -> dict[str, Any]:
-        return {"workers": self.workers, "cores": host.cores(), "idle": f"{1 - sum(self.busy.values()):.0%}"}
+        idle = f"{1 - sum(self.busy.values()):.0%}"
+        return {"workers": self.workers, "idle": idle, "more": _more_workers(self.workers)}
 
     def __str__(self) -> str:
         steps = self.steps
@@ -253,17 +254,14 @@ _ADVICE = {
         "picking single rows takes most: read fewer columns, use larger batches, or shuffle='groups' where that mixes "
         "enough"
     ),
-    "finish": (
-        "decoding takes most: raise workers= ({workers} of {cores} cores), or store smaller pictures or plain `.npy` "
-        "cells"
-    ),
+    "finish": ("decoding takes most: {more}, or store smaller pictures or plain `.npy` cells"),
     "finish-thread": (
-        "decoding and your transform take most: raise workers= ({workers} of {cores} cores); work on whole columns in "
-        "NumPy, or use pool='process' if the transform loops over rows in Python"
+        "decoding and your transform take most: {more}, work on whole columns in NumPy, or use pool='process' if the "
+        "transform loops over rows in Python"
     ),
     "finish-process": (
-        "decoding and your transform take most: raise workers= ({workers} of {cores} cores), or do less in the "
-        "transform: work on whole columns, on the device where there is one"
+        "decoding and your transform take most: {more}, or do less in the transform: work on whole columns, on the "
+        "device where there is one"
     ),
 }
 
@@ -276,9 +274,14 @@ def _read_advice(report: Report) -> str:
             "'local-disk')), read fewer columns, or raise workers=; threads that wait need no core"
         )
     return (
-        f"reading and decompressing takes most, {rate / 1e6:,.0f} MB/s a thread: read fewer columns, or raise workers= "
-        f"({report.workers} of {host.cores()} cores)"
+        f"reading and decompressing takes most, {rate / 1e6:,.0f} MB/s a thread: {_more_workers(report.workers)}, or "
+        "read fewer columns"
     )
+
+
+def _more_workers(workers: int) -> str:
+    cores = host.cores()
+    return f"raise workers= ({workers} of {cores} cores)" if workers < cores else "give it more cores"
 
 
 def _plural(pool: str, count: int) -> str:

@@ -1,0 +1,217 @@
+"""Run a loader and the limit in turn on one dataset and set their rates beside each other.
+
+A round is a loader of its own (warmed up, then timed) and the limit for the same time; only neighbours in time can be
+compared on a machine that others use, so the ratio is the median of the rounds' ratios. Draws a bar on a terminal.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.bench.limit import Limit
+from penstock.engine import host
+from penstock.errors import PlanError
+from penstock.progress import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from penstock.api import Dataset
+    from penstock.progress import Progress
+
+Framework = Literal["numpy", "torch", "tensorflow", "jax"]
+FRAMEWORKS: tuple[Framework, ...] = ("numpy", "torch", "tensorflow", "jax")
+_PER_SECOND = 10
+"""Ticks of the progress bar."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What to measure."""
+
+    options: Mapping[str, Any]
+    """Keywords of the loader: batch_size, shuffle and so on."""
+    framework: Framework = "numpy"
+    """Whose batches are made."""
+    seconds: float = 3.0
+    """How long each timed stretch takes."""
+    warm_up_s: float = 1.0
+    """How long a loader runs before it is timed; at least one batch."""
+    rounds: int = 3
+    """How often the loader and the limit take turns."""
+
+    def __post_init__(self) -> None:
+        if self.framework not in FRAMEWORKS:
+            raise PlanError(f"framework is one of {', '.join(FRAMEWORKS)}; got {self.framework!r}")
+        if self.rounds < 1 or self.seconds <= 0 or self.warm_up_s < 0:
+            raise PlanError("at least one round, of more than 0 seconds, with a warm-up of 0 or more, can be measured")
+
+    @property
+    def total_s(self) -> float:
+        """About how long it will take."""
+        return self.rounds * (self.warm_up_s + 2 * self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What the rounds gave."""
+
+    task: Task
+    ours: tuple[float, ...]
+    """Rows per second of the loader, round by round."""
+    limit: tuple[float, ...]
+    """Rows per second of the least work by hand."""
+    limit_work: str
+    """What that work was."""
+    first_s: float
+    """From making the loader to its first batch, in the first round; no file of the dataset was read before."""
+    peak_bytes: int | None
+    """Most memory of this process so far, the limit's and the framework's included; None where nobody tells."""
+    report: str
+    """Where the loader's time went in the last round."""
+
+    @property
+    def ratios(self) -> list[float]:
+        """The loader's rate over the limit's, smallest first."""
+        return sorted(ours / limit for ours, limit in zip(self.ours, self.limit, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """Their median."""
+        return statistics.median(self.ratios)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain JSON."""
+        return {
+            "framework": self.task.framework,
+            "rows_per_s": statistics.median(self.ours),
+            "limit_rows_per_s": statistics.median(self.limit),
+            "ratio": self.ratio,
+            "ratios": self.ratios,
+            "first_batch_s": self.first_s,
+            "peak_bytes": self.peak_bytes,
+        }
+
+    def __str__(self) -> str:
+        ours, limit = statistics.median(self.ours), statistics.median(self.limit)
+        batches = ours / self.task.options["batch_size"]
+        low, high = self.ratios[0], self.ratios[-1]
+        memory = "" if self.peak_bytes is None else f"; peak memory {self.peak_bytes / 1e6:,.0f} MB"
+        return (
+            f"{f'penstock, {self.task.framework}':<22}{ours:>14,.0f} rows/s{batches:>12,.1f} batches/s; first batch "
+            f"after {self.first_s:.2f} s{memory}\n"
+            f"{'limit, by hand':<22}{limit:>14,.0f} rows/s  ({self.limit_work})\n"
+            f"{'ratio':<22}{self.ratio:>14.2f}         ({low:.2f} to {high:.2f} in {len(self.ours)} rounds)\n\n"
+            f"{self.report}"
+        )
+
+
+def measure(dataset: Dataset, task: Task) -> Result:
+    """Measure a dataset; takes about `task.total_s` seconds.
+
+    The loader runs without end, so what fits into its memory is read once, as in training over many epochs; the limit
+    reads every time. Raises ImportError with the line to install where the framework is missing.
+    """
+    make, look = _maker(task.framework)
+    if not len(dataset):
+        raise PlanError("the dataset has no rows: there is nothing to measure")
+    limit = Limit(dataset, task.options.get("workers") or host.default_workers())
+    ours: list[float] = []
+    limits: list[float] = []
+    first, report = 0.0, ""
+    with progress(int(task.total_s * _PER_SECOND), "measuring", unit="ticks") as bar:
+        tick = _Ticker(bar)
+        for number in range(task.rounds):
+            rate, first_s, report = _round(lambda: make(dataset, **task.options, epochs=None), task, look, tick)
+            ours.append(rate)
+            first = first or first_s
+            tick.up_to((number + 1) * (task.warm_up_s + task.seconds) + number * task.seconds)
+            rows, seconds = limit.run(task.seconds, tick)
+            limits.append(rows / seconds)
+    return Result(
+        task=task, ours=tuple(ours), limit=tuple(limits), limit_work=limit.describe(), first_s=first,
+        peak_bytes=_peak_bytes(), report=report,
+    )  # fmt: skip
+
+
+def _round(
+    make: Callable[[], Any], task: Task, look: Callable[[Any], int], tick: Callable[[], None]
+) -> tuple[float, float, str]:
+    """Return the rate of one loader, when its first batch came, and its report."""
+    began = time.perf_counter()
+    loader = make()
+    try:
+        batches = iter(loader)
+        rows = look(next(batches))
+        first_s = time.perf_counter() - began
+        _take(batches, task.warm_up_s - first_s, look, tick)
+        start = time.perf_counter()
+        rows = _take(batches, task.seconds, look, tick)
+        rate = rows / (time.perf_counter() - start)
+        report = str(getattr(loader, "native", loader).report())
+        del batches
+        return rate, first_s, report
+    finally:
+        loader.close()
+
+
+def _take(batches: Iterator[Any], seconds: float, look: Callable[[Any], int], tick: Callable[[], None]) -> int:
+    """Take batches for so long, at least one; each is held until the next but one has come, as training would."""
+    deadline, rows, held = time.perf_counter() + seconds, 0, None
+    while not rows or time.perf_counter() < deadline:
+        batch = next(batches)
+        rows += look(batch)
+        held = batch
+        tick()
+    del held
+    return rows
+
+
+def _maker(framework: Framework) -> tuple[Callable[..., Any], Callable[[Any], int]]:
+    """Return what makes a loader, and what waits for a batch and counts its rows."""
+    if framework == "numpy":
+        return lambda dataset, **options: dataset.loader(**options), _num_rows
+    module = importlib.import_module(f"penstock.{framework}")
+    if framework == "jax":
+        import jax
+
+        return module.loader, lambda batch: _num_rows(jax.block_until_ready(batch))
+    return module.loader, _num_rows
+
+
+def _num_rows(batch: Mapping[str, Any]) -> int:
+    values = next(iter(batch.values()))
+    shape = getattr(values, "shape", None)
+    return int(shape[0]) if shape is not None else len(values)
+
+
+class _Ticker:
+    """Moves the bar on with the clock."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._began = time.perf_counter()
+        self._done = 0
+
+    def __call__(self) -> None:
+        self.up_to(time.perf_counter() - self._began)
+
+    def up_to(self, seconds: float) -> None:
+        ticks = int(seconds * _PER_SECOND)
+        if ticks > self._done:
+            self._bar.update(ticks - self._done)
+            self._done = ticks
+
+
+def _peak_bytes() -> int | None:
+    if os.name == "nt":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

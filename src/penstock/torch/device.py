@@ -1,0 +1,350 @@
+"""Take batches to a device ahead of need: a thread that copies, a ring of pinned memory, a stream of its own.
+
+`Feed` owns the thread and hands batches on in order; a mover knows how a batch gets to its device. Nothing here knows
+of datasets or orders. What the consumer gets is fresh memory of the device: only pinned memory is used again, once the
+copy that reads it has ended.
+
+What happens to the feed's thread, in every case: at the end of the pass and after an error it ends by itself, the error
+being raised where its batch would have come; on `break`, garbage collection, a new iterator and `close()` it is
+stopped and joined, the native iterator first, which ends a wait for the next batch; at Ctrl-C the consumer stops it; at
+interpreter exit the finalizer does; in a forked child, which has no such thread, `next` raises LoaderClosed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from penstock.errors import LoaderClosed, PlanError, TransformError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.engine.build import Built
+
+    Tensors = dict[str, Any]
+
+_LOOK_S = 1.0
+"""A consumer that waits looks around this often: on Windows Ctrl-C does not interrupt a wait without end."""
+_ALIGN = 256
+_SMALL_BYTES = 64 << 10
+"""Columns up to this size are copied together: a copy costs some microseconds, and a table has many columns. Larger
+ones have device memory of their own, so that keeping the labels of a batch does not keep its images."""
+_DEVICE_KIND = 1
+"""Second word of the counter of random numbers: 0 is the transform on the CPU, so the two never draw the same."""
+
+
+def check_device(device: Any, *, pin_memory: bool | None, prefetch: int) -> torch.device:
+    """Return the device asked for, with its number; PlanError where it is not there."""
+    where = torch.device("cpu") if device is None else torch.device(device)
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
+        raise PlanError(f"prefetch must be a whole number, at least 1; got {prefetch!r}")
+    if where.type == "cuda" or (where.type == "cpu" and pin_memory):
+        _check_cuda(f"device={device!r}" if where.type == "cuda" else "pin_memory=True")
+    if where.type != "cuda":
+        return where
+    number = torch.cuda.current_device() if where.index is None else where.index
+    if number >= torch.cuda.device_count():
+        raise PlanError(f"device={device!r} is not there: this process sees {torch.cuda.device_count()} CUDA devices")
+    return torch.device("cuda", number)
+
+
+def _check_cuda(what: str) -> None:
+    if not torch.cuda.is_available():
+        built = "was built without CUDA" if torch.version.cuda is None else "sees no CUDA device"
+        raise PlanError(
+            f"{what} needs a CUDA GPU, and this PyTorch ({torch.__version__}) {built}; leave it out for tensors in "
+            "memory, or install a PyTorch for your driver"
+        )
+
+
+class DeviceTransform:
+    """A function of the user's on the batch of tensors, given the random generators it asks for."""
+
+    def __init__(self, function: Callable[..., Mapping[str, Any]]) -> None:
+        self._function = function
+        self._wants = _wants(function)
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, batch: Tensors, built: Built, device: torch.device) -> Tensors:
+        """Return the transformed batch; TransformError where it fails or gives no dict."""
+        extra = self._extra(built, device) if self._wants else {}
+        try:
+            result = self._function(batch, **extra)
+        except Exception as error:
+            raise TransformError(f"device_transform raised {type(error).__name__}: {error}") from error
+        if not isinstance(result, Mapping):
+            raise TransformError(f"device_transform must return a dict of columns; got {type(result).__name__}")
+        return dict(result)
+
+    def _extra(self, built: Built, device: torch.device) -> dict[str, Any]:
+        plan, extra = built.work.plan, {}
+        if "positions" in self._wants:
+            positions = plan.positions(built.first, built.end)
+            kept = positions if built.kept is None else positions[built.kept]
+            extra["positions"] = torch.from_numpy(np.ascontiguousarray(kept)).to(device)
+        if self._wants & {"rng", "generator"}:
+            first = int(plan.positions(built.first, built.first + 1)[0]) if built.end > built.first else 0
+            rng = batch_rng(plan.order.seed, plan.cursor.epoch, first)
+            if "generator" in self._wants:
+                extra["generator"] = self._generator(device).manual_seed(int(rng.integers(1 << 63)))
+            if "rng" in self._wants:
+                extra["rng"] = rng
+        return extra
+
+    def _generator(self, device: torch.device) -> Any:
+        """Return the generator of a device, to be seeded for each batch: a kernel takes its seed at its launch."""
+        where = device if device.type in ("cuda", "xpu", "mps") else torch.device("cpu")
+        if where not in self._generators:
+            self._generators[where] = torch.Generator(device=where)
+        return self._generators[where]
+
+
+def batch_rng(seed: int, epoch: int, first: int) -> np.random.Generator:
+    """Return the generator of a batch on the device: keyed by seed, epoch and the position of its first row."""
+    counter = np.array((0, first, _DEVICE_KIND, 2), np.uint64)
+    return np.random.Generator(np.random.Philox(key=np.array((seed, epoch), np.uint64), counter=counter))
+
+
+def _wants(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without a signature takes just the batch
+        return frozenset()
+    return frozenset({"rng", "generator", "positions"} & parameters.keys())
+
+
+# -- movers -----------------------------------------------------------------------------------------------------------
+
+
+def mover_for(device: torch.device, after: DeviceTransform | None, *, pin: bool, depth: int) -> Any:
+    """Return what takes batches to a device."""
+    if device.type == "cuda":
+        return CudaMover(device, after, num_slots=depth + 1 if pin else 0)
+    return PlainMover(device, after)
+
+
+class PlainMover:
+    """Copies with `.to(device)`: for devices without streams of ours."""
+
+    def __init__(self, device: torch.device, after: DeviceTransform | None) -> None:
+        self._device = device
+        self._after = after
+
+    def send(self, batch: Tensors, built: Built) -> Tensors:
+        """Copy a batch to the device and transform it there."""
+        moved: Tensors = map_tensors(batch, lambda tensor: tensor.to(self._device))
+        return moved if self._after is None else self._after(moved, built, self._device)
+
+    def receive(self, moved: Tensors) -> Tensors:
+        """Return the batch for the consumer."""
+        return moved
+
+
+class _Slot:
+    """One buffer of the ring, and the event after which it may be written again."""
+
+    def __init__(self) -> None:
+        self.memory: Any = None
+        self.copied: Any = None
+
+    def claim(self, num_bytes: int) -> Any:
+        """Return pinned memory of at least so many bytes, once the copy that used it last has ended."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        if self.memory is None or self.memory.numel() < num_bytes:
+            self.memory = None  # first: two of them need not be there at once
+            self.memory = torch.empty(num_bytes + num_bytes // 8, dtype=torch.uint8, pin_memory=True)
+        return self.memory
+
+
+class CudaMover:
+    """Copies through a ring of pinned buffers on a stream of its own; the consumer's stream waits for an event."""
+
+    def __init__(self, device: torch.device, after: DeviceTransform | None, *, num_slots: int) -> None:
+        self._device = device
+        self._after = after
+        self._stream = torch.cuda.Stream(device)
+        self._slots = deque(_Slot() for _ in range(num_slots))
+
+    def send(self, batch: Tensors, built: Built) -> tuple[Tensors, Any]:
+        """Start the copies of a batch and its transform; returns before they are done."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            moved: Tensors = self._staged(batch) if self._slots else self._straight(batch)
+            if self._after is not None:
+                moved = self._after(moved, built, self._device)
+            ready = torch.cuda.Event()
+            ready.record(self._stream)
+        return moved, ready
+
+    def receive(self, sent: tuple[Tensors, Any]) -> Tensors:
+        """Return the batch: work that the consumer's current stream gets from here on waits for the copies."""
+        moved, ready = sent
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(ready)
+        # The memory was taken on our stream: without this it could be given out again while the consumer computes.
+        map_tensors(moved, lambda tensor: tensor.record_stream(current) if tensor.is_cuda else None)
+        return moved
+
+    def _straight(self, batch: Tensors) -> Tensors:
+        moved: Tensors = map_tensors(batch, lambda tensor: tensor.to(self._device))
+        return moved
+
+    def _staged(self, batch: Tensors) -> Tensors:
+        slot = self._slots[0]
+        self._slots.rotate(-1)
+        leaves: list[Any] = []
+        map_tensors(batch, leaves.append)
+        host = [tensor for tensor in leaves if tensor.device.type == "cpu"]
+        layout = Layout([tensor.numel() * tensor.element_size() for tensor in host])
+        memory = slot.claim(max(1, layout.num_bytes))
+        moved = {id(tensor): one for tensor, one in zip(host, self._copies(host, layout, memory), strict=True)}
+        slot.copied = torch.cuda.Event(blocking=True)
+        slot.copied.record(self._stream)
+        out: Tensors = map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor))
+        return out
+
+    def _copies(self, host: list[Any], layout: Layout, memory: Any) -> list[Any]:
+        """Return the tensors on the device; the copies are started."""
+        staged = [cut(memory, offset, tensor) for offset, tensor in zip(layout.offsets, host, strict=True)]
+        for there, tensor in zip(staged, host, strict=True):
+            there.copy_(tensor)
+        together = torch.empty(layout.small_bytes, dtype=torch.uint8, device=self._device)
+        together.copy_(memory[: layout.small_bytes], non_blocking=True)
+        return [
+            cut(together, offset, tensor)
+            if offset < layout.small_bytes
+            else torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device).copy_(there, non_blocking=True)
+            for offset, tensor, there in zip(layout.offsets, host, staged, strict=True)
+        ]
+
+
+class Layout:
+    """Where columns lie in one buffer: the small ones first and together, then the others.
+
+    Sizes 100, 70,000 and 8:   offsets 0, 512 and 256; the small ones take 512 bytes, all of them 70,656.
+    """
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.offsets = [0] * len(sizes)
+        end = 0
+        for number in sorted(range(len(sizes)), key=lambda n: sizes[n] > _SMALL_BYTES):
+            if sizes[number] <= _SMALL_BYTES:
+                self.offsets[number], end = end, end + _aligned(sizes[number])
+        self.small_bytes = end
+        for number, size in enumerate(sizes):
+            if size > _SMALL_BYTES:
+                self.offsets[number], end = end, end + _aligned(size)
+        self.num_bytes = end
+
+
+def _aligned(num_bytes: int) -> int:
+    return max(_ALIGN, -(-num_bytes // _ALIGN) * _ALIGN)
+
+
+def cut(memory: Any, offset: int, like: Any) -> Any:
+    """Return a tensor of the dtype and shape of `like` inside a buffer of bytes."""
+    size = like.numel() * like.element_size()
+    return memory[offset : offset + size].view(like.dtype).view(like.shape)
+
+
+def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a nested value with a function of every tensor in it in its place."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(one, function) for key, one in value.items()}
+    if isinstance(value, list) and any(isinstance(one, torch.Tensor | dict | list) for one in value):
+        return [map_tensors(one, function) for one in value]
+    return value
+
+
+def pinned(batch: Tensors) -> Tensors:
+    """Return a batch with its tensors in pinned memory."""
+    out: Tensors = map_tensors(batch, lambda tensor: tensor.pin_memory())
+    return out
+
+
+# -- the feed ---------------------------------------------------------------------------------------------------------
+
+
+class Feed:
+    """A thread that takes batches from a native iterator and sends them, up to `depth` ahead of the consumer."""
+
+    def __init__(self, source: Any, send: Callable[[Built], Any], depth: int) -> None:
+        self._source = source
+        self._send = send
+        self._depth = depth
+        self._ready: deque[tuple[bool, Any]] = deque()
+        self._cond = threading.Condition()
+        self._stopped = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    def next(self) -> Any:
+        """Return what `send` gave for the next batch, None after the last one; raises what went wrong on the way."""
+        if os.getpid() != self._pid:
+            raise LoaderClosed("this loader was made in another process; make one after the fork instead")
+        if self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._work, name="penstock-feed", daemon=True)
+            self._thread.start()
+        with self._cond:
+            while not self._ready:
+                if self._stopped:
+                    raise LoaderClosed("the loader was closed, or another iterator was made, while a batch was awaited")
+                self._cond.wait(_LOOK_S)
+            good, found = self._ready.popleft()
+            self._cond.notify_all()
+        if good:
+            return found
+        try:
+            raise found
+        finally:
+            del found  # its traceback holds this frame
+
+    def _work(self) -> None:
+        while self._room():
+            try:
+                built = self._source.take()
+                sent: tuple[bool, Any] = True, self._send(built)
+                del built
+            except StopIteration:
+                sent = True, None
+            except BaseException as error:  # noqa: BLE001 -- handed to the consumer, who meets it in order
+                sent = False, error
+            with self._cond:
+                if self._stopped:
+                    return
+                self._ready.append(sent)
+                self._cond.notify_all()
+            last = not sent[0] or sent[1] is None
+            del sent
+            if last:
+                return
+
+    def _room(self) -> bool:
+        """Wait until another batch may be sent; False: stopped."""
+        with self._cond:
+            while len(self._ready) >= self._depth and not self._stopped:
+                self._cond.wait()
+            return not self._stopped
+
+    def stop(self) -> None:
+        """End the thread, and the native iterator, and wait for them; may be called twice and from a finalizer."""
+        if os.getpid() != self._pid:
+            return
+        with self._cond:
+            self._stopped = True
+            self._cond.notify_all()
+        self._source.stop()  # ends a wait for the next batch
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._ready.clear()

@@ -1,0 +1,343 @@
+"""`penstock.torch.loader`: batches of a dataset as tensors, on the CPU or ahead of need on a device.
+
+Makes the native loader, converts what it gives (`tensors`) and, for a device, lets a `Feed` copy ahead (`device`). The
+order, the state and the threads are the native loader's; the state counts what the consumer has received, never what
+is on its way to the device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+
+from penstock.torch.device import DeviceTransform, Feed, check_device, mover_for, pinned
+from penstock.torch.opened import Keywords, Opening, dataset_of, with_group
+from penstock.torch.tensors import converter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from penstock.api import Loader as NativeLoader
+    from penstock.engine.build import Built, Skipped
+    from penstock.plan.plan import Plan
+
+    Tensors = dict[str, Any]
+
+
+def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
+    dataset_or_url: Any,
+    *,
+    batch_size: int,
+    device: Any = None,
+    pin_memory: bool | None = None,
+    device_transform: Callable[..., Mapping[str, Any]] | None = None,
+    group: Any = None,
+    nulls: str | Iterable[str] = "mask",
+    prefetch: int = 2,
+    columns: Iterable[Any] | None = None,
+    filters: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+    **options: Unpack[Keywords],
+) -> Loader:
+    """Return a loader of batches as dicts of tensors, in the one global order, which can be saved at any batch.
+
+    On the CPU tensors share the memory of the decoded batch. A tensor is yours: it stays valid after the next batch.
+    Takes all keywords of `penstock.Dataset.loader` besides those below.
+
+    Args:
+        dataset_or_url: A `penstock.Dataset`, or what `penstock.open` takes.
+        batch_size: Rows of a batch on each rank.
+        device: None or "cpu": tensors in memory. A CUDA device: copied there ahead of need, from pinned memory and on
+            a stream of its own. Any other device: copied there ahead of need.
+        pin_memory: Without a device: put tensors into pinned memory, for copies of your own. With a CUDA device the
+            copies go through pinned memory unless this is False.
+        device_transform: Function of the batch of tensors, run where the batch arrives, on the stream that copies. It
+            may also take `generator` (a torch.Generator of the device), `rng` (NumPy's) and `positions`; the first two
+            depend only on seed, epoch and the batch's place, so that they repeat after resuming.
+        group: A process group, or a device mesh of one dimension, whose ranks share the data; for tensor or pipeline
+            parallelism, where the global rank is the wrong one. Default: see `rank` of `Dataset.loader`.
+        nulls: "mask", "error", or names of columns; see `as_tensors`.
+        prefetch: Batches that may wait on the device.
+        columns: Columns to read; see `penstock.open`.
+        filters: Rows to keep; see `penstock.open`.
+        storage_options: For opening a URL.
+        filesystem: For opening a URL.
+        options: Any keyword of `penstock.Dataset.loader`.
+
+    Raises:
+        PlanError: Options that contradict each other, or a device that is not there.
+    """
+    where = check_device(device, pin_memory=pin_memory, prefetch=prefetch)
+    convert = converter(nulls)
+    after = None if device_transform is None else DeviceTransform(device_transform)
+    opening = Opening(columns=columns, filters=filters, storage_options=storage_options, filesystem=filesystem)
+    dataset = dataset_of(dataset_or_url, opening)
+    native = dataset.loader(batch_size=batch_size, **with_group(options, group))
+    if where.type == "cpu":
+        return Loader(native, convert, after, pin=bool(pin_memory))
+    return DeviceLoader(native, convert, mover_for(where, after, pin=pin_memory is not False, depth=prefetch), prefetch)
+
+
+class Loader:
+    """Iterable of batches (dict of column -> tensor); made by `penstock.torch.loader`.
+
+    Iterating, passes and states are as in `penstock.Loader`, which is `native`.
+    """
+
+    def __init__(
+        self,
+        native: NativeLoader,
+        convert: Callable[[Mapping[str, Any]], Tensors],
+        after: DeviceTransform | None = None,
+        *,
+        pin: bool = False,
+    ) -> None:
+        self.native = native
+        """The loader that does the work."""
+        self._convert = convert
+        self._after = after
+        self._pin = pin
+        self._resumed = False
+        """Whether a state was loaded and nothing has been delivered since."""
+        self._delivered = False
+        """Whether anything of the current pass has been delivered by this loader."""
+        self._running: weakref.ref[Any] | None = None
+        self._whole = None if native._options.epochs is None else len(native)
+
+    # -- iteration ------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Tensors]:
+        batches = _Batches(self, iter(self.native))
+        self._delivered = False
+        self._running = weakref.ref(batches)
+        return batches
+
+    def __len__(self) -> int:
+        """Return the batches that iterating will give; while an iterator is alive, those of its whole pass."""
+        running = None if self._running is None else self._running()
+        if running is not None and not running.ended and self._whole is not None:
+            return self._whole
+        return self._left()
+
+    def _left(self) -> int:
+        return len(self.native)
+
+    def _finish(self, built: Built) -> Tensors:
+        """Return a batch as the user gets it."""
+        batch = self._convert(built.batch)
+        if self._after is not None:
+            batch = self._after(batch, built, torch.device("cpu"))
+        self._resumed, self._delivered = False, True
+        return pinned(batch) if self._pin else batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of pass `epoch` (of that epoch, with the default epochs=1), as a sampler would.
+
+        Never needed: every pass has an order of its own. Inside the pass that a loaded state belongs to it does
+        nothing, so that a resumed run may call it before every epoch.
+        """
+        if epoch < 0 or epoch != int(epoch):
+            raise ValueError(f"set_epoch takes a whole number from 0 on; got {epoch!r}")
+        state, length = self.state_dict(), self.native._options.epochs or 1
+        if self._resumed and state["epoch"] // length == epoch:
+            return
+        self._go_to(start_of(self.native, state, int(epoch) * length))
+
+    def _go_to(self, state: Mapping[str, Any]) -> None:
+        self.native.load_state_dict(state)
+        self._resumed = self._delivered = False
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of this run as small JSON: what the consumer has received; the same on every rank."""
+        return self.native.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of any world, batch size, workers or framework; ends a running iterator."""
+        self._go_to(state)
+        self._resumed = True
+
+    def next_state(self) -> dict[str, Any]:
+        """Return the state from which the next iteration will begin: after `break` that is the next pass."""
+        state, length = self.state_dict(), self.native._options.epochs or 1
+        fresh = start_of(self.native, state, state["epoch"])
+        if not self._delivered or (state["epoch"] % length == 0 and state == fresh):
+            return state
+        return start_of(self.native, state, (state["epoch"] // length + 1) * length)
+
+    # -- what it says about itself --------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Return counters of the native loader: rows, batches, bytes, seconds waited and of each stage."""
+        return self.native.stats()
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The rows left out so far under on_error="skip"."""
+        return self.native.skipped
+
+    @property
+    def plan(self) -> Plan:
+        """What is left of the epoch, to print."""
+        return self.native.plan
+
+    @property
+    def rank(self) -> int:
+        """The rank this loader reads for."""
+        return self.native.rank
+
+    @property
+    def world(self) -> int:
+        """The number of ranks that share the order."""
+        return self.native.world
+
+    def __repr__(self) -> str:
+        return f"penstock.torch.{self.native!r}"
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop threads and processes; the loader cannot be used again."""
+        self.native.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Batches:
+    """The iterator of one pass on the CPU; ends the native one when it is dropped."""
+
+    def __init__(self, loader: Loader, native: Any) -> None:
+        self._loader = loader
+        self._native = native
+        self.ended = False
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Tensors:
+        try:
+            built = self._native.take()
+        except BaseException:
+            self.ended = True
+            raise
+        return self._loader._finish(built)
+
+
+class DeviceLoader(Loader):
+    """A loader whose batches are copied to a device ahead of need.
+
+    The native loader runs ahead of the consumer by what is on its way; `_place` is what the consumer has received.
+    """
+
+    def __init__(self, native: NativeLoader, convert: Any, mover: Any, prefetch: int) -> None:
+        super().__init__(native, convert)
+        self._mover = mover
+        self._prefetch = prefetch
+        self._place: tuple[dict[str, Any], int | None] = self._now()
+
+    def _now(self) -> tuple[dict[str, Any], int | None]:
+        """Return state and length of the native loader: costs microseconds, and is taken along with every batch."""
+        return self.native.state_dict(), None if self._whole is None else len(self.native)
+
+    def __iter__(self) -> Iterator[Tensors]:
+        self._stop()
+        self.native.load_state_dict(self.next_state())
+        self._place = self._now()
+        self._delivered = False
+        feed = Feed(iter(self.native), self._send, self._prefetch)
+        batches = _Fed(self, feed)
+        self._running = weakref.ref(batches)
+        return batches
+
+    def _send(self, built: Built) -> Any:
+        """Start a batch on its way; called by the feed's thread."""
+        place = self._now()
+        return self._mover.send(self._convert(built.batch), built), place
+
+    def _receive(self, sent: Any) -> Tensors:
+        """Note that a batch is received; the end of the pass is None."""
+        if sent is None:
+            self._place, self._delivered = self._now(), False
+            raise StopIteration
+        moved, self._place = sent
+        self._resumed, self._delivered = False, True
+        batch: Tensors = self._mover.receive(moved)
+        return batch
+
+    def _left(self) -> int:
+        if self._place[1] is None:
+            return len(self.native)
+        return self._place[1]
+
+    def _stop(self) -> None:
+        running, self._running = None if self._running is None else self._running(), None
+        if running is not None:
+            running.stop()
+
+    def _go_to(self, state: Mapping[str, Any]) -> None:
+        before, self._running = self._running, None
+        try:
+            self.native.load_state_dict(state)
+        except Exception:
+            self._running = before
+            raise
+        running = None if before is None else before()
+        if running is not None:
+            running.stop()
+        self._place = self._now()
+        self._resumed = self._delivered = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of this run: what the consumer has received, not what is on the device already."""
+        return self._place[0]
+
+    def close(self) -> None:
+        """Stop the feed, threads and processes; the loader cannot be used again."""
+        self._stop()
+        super().close()
+
+
+class _Fed:
+    """The iterator of one pass through a feed, whose thread lives no longer than it does."""
+
+    def __init__(self, loader: DeviceLoader, feed: Feed) -> None:
+        self._loader = loader
+        self._feed = feed
+        self.ended = False
+        self._finalizer = weakref.finalize(self, feed.stop)
+
+    def __iter__(self) -> _Fed:
+        return self
+
+    def __next__(self) -> Tensors:
+        if self.ended:
+            raise StopIteration
+        try:
+            return self._loader._receive(self._feed.next())
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the feed; its thread is gone on return."""
+        self.ended = True
+        self._finalizer()
+
+
+def start_of(native: NativeLoader, state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
+    """Return the state at the beginning of an epoch, in the order that `state` is of."""
+    from penstock.plan import Cursor, State
+
+    place = State.from_json(state)
+    return State(place.order, Cursor.start(epoch, place.order, native._total_rows), place.dataset, place.rows).to_json()

@@ -1,0 +1,168 @@
+"""Columns of a batch as tensors: what each kind of NumPy column becomes in PyTorch, and what nulls become.
+
+Takes a finished batch (a dict of arrays and lists), gives a dict of tensors and lists. Numbers share the memory of the
+batch; nothing is copied that torch can look at as it is, and no column is left out. The table is in docs/types.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from penstock.errors import PlanError, SchemaError, UnsupportedType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+VALID = "_valid"
+"""What the name of a column has added for the mask of its values."""
+_TRANSFORM = "turn it into numbers or a list of values in transform=, or leave the column out with columns="
+
+
+def as_tensors(batch: Mapping[str, Any], *, nulls: str | Iterable[str] = "mask") -> dict[str, Any]:
+    """Return a batch with its columns as tensors; arrays of numbers are not copied.
+
+    Times become int64 nanoseconds; text, bytes, decimals and other objects become lists; ragged columns become lists of
+    tensors. A tensor stays what it is.
+
+    Args:
+        batch: Columns by name, as a loader gives them.
+        nulls: "mask": a column with nulls keeps its fill and gets a bool tensor `<name>_valid` beside it, in batches
+            that have any. "error": a null is an error. Names of columns: these have their `<name>_valid` in every
+            batch, and a null in any other column is an error.
+
+    Raises:
+        SchemaError: A null that was not allowed, or a column that is in the way of a `<name>_valid`.
+        UnsupportedType: An array that torch has no dtype for.
+    """
+    return converter(nulls)(batch)
+
+
+def converter(nulls: str | Iterable[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return `as_tensors` for this choice of nulls, checked once."""
+    if isinstance(nulls, str) and nulls not in ("mask", "error"):
+        raise PlanError(f"nulls must be 'mask', 'error' or a list of columns; got {nulls!r}")
+    always = frozenset() if isinstance(nulls, str) else frozenset(nulls)
+    return _Converter(always, anywhere=nulls == "mask")
+
+
+class _Converter:
+    """Converts batches; picklable."""
+
+    def __init__(self, always: frozenset[str], *, anywhere: bool) -> None:
+        self._always = always
+        self._anywhere = anywhere
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        masks: dict[str, Any] = {}
+        for name, values in batch.items():
+            out[name], valid = _column(name, values)
+            if valid is not None or name in self._always:
+                masks[name + VALID] = self._mask(name, out[name], valid)
+            elif not self._anywhere and isinstance(out[name], list):
+                self._refuse_none(name, out[name])
+        for name, mask in masks.items():
+            if name in out:
+                raise SchemaError(
+                    f"the mask of column {name.removesuffix(VALID)!r} would be called {name!r}, which is a column "
+                    "already; rename one of them in transform=, or fill the nulls there"
+                )
+            out[name] = mask
+        return out
+
+    def _mask(self, name: str, values: Any, valid: Any) -> Any:
+        """Return the mask of a column that has nulls or always gets one."""
+        if not (self._anywhere or name in self._always):
+            raise _null(name)
+        if valid is not None:
+            return valid
+        if isinstance(values, torch.Tensor):
+            return torch.ones(values.shape, dtype=torch.bool)
+        return torch.tensor([value is not None for value in values], dtype=torch.bool)
+
+    def _refuse_none(self, name: str, values: list[Any]) -> None:
+        if any(value is None for value in values):
+            raise _null(name)
+
+
+def _null(name: str) -> SchemaError:
+    return SchemaError(
+        f"column {name!r} has a null in this batch, and nulls= does not allow it; use nulls='mask' (a bool column "
+        f"{name + VALID!r} beside it), nulls=[{name!r}], fill it in transform=, or filter such rows out with filters="
+    )
+
+
+def _column(name: str, values: Any) -> tuple[Any, Any]:
+    """Return a column as a tensor or a list, and the mask of its values where some are null."""
+    if isinstance(values, torch.Tensor):
+        return values, None
+    if isinstance(values, np.ma.MaskedArray):
+        mask = np.ma.getmaskarray(values)
+        plain, _ = _column(name, values.data)
+        return plain, torch.from_numpy(~mask) if mask.any() else None
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "OUS":
+            return [_nested(name, value) for value in values.tolist()], None
+        return _tensor(name, values), None
+    if isinstance(values, list | tuple):
+        return [_nested(name, value) for value in values], _ragged_mask(values)
+    return _column(name, np.asarray(values))
+
+
+def _ragged_mask(rows: Iterable[Any]) -> list[Any] | None:
+    """Return which elements of each row are values, where a row has elements that are not; None for a null row."""
+    rows = list(rows)
+    if not any(isinstance(row, np.ma.MaskedArray) and np.ma.getmaskarray(row).any() for row in rows):
+        return None
+    return [None if row is None else torch.from_numpy(~np.ma.getmaskarray(row)) for row in rows]
+
+
+def _nested(name: str, value: Any) -> Any:
+    """Return a value inside a list with arrays as tensors; what is no array stays as it is."""
+    if isinstance(value, np.ndarray):
+        return _column(name, value)[0]
+    if isinstance(value, list | tuple):
+        return [_nested(name, one) for one in value]
+    if isinstance(value, dict):
+        return {key: _nested(name, one) for key, one in value.items()}
+    return value
+
+
+def _tensor(name: str, values: NDArray[Any]) -> Any:
+    if values.dtype.kind in "mM":
+        values = _nanoseconds(name, values)
+    try:
+        return torch.from_numpy(_shareable(values))
+    except TypeError:
+        raise UnsupportedType(
+            f"column {name!r} is of {values.dtype}, which torch has no dtype for; {_TRANSFORM}"
+        ) from None
+
+
+def _shareable(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the array, or a copy where torch cannot look at it: read-only, byte-swapped or with strides it has not."""
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    fits = all(stride >= 0 and stride % values.itemsize == 0 for stride in values.strides)
+    return values if fits and values.flags.writeable else values.copy(order="C")
+
+
+def _nanoseconds(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return times as int64 nanoseconds since 1970, or durations in nanoseconds; NaT is the least int64."""
+    target = np.dtype(f"{values.dtype.kind}8[ns]")
+    try:
+        exact = values if values.dtype == target else values.astype(target)
+        same = exact is values or bool(((exact.astype(values.dtype) == values) | np.isnat(values)).all())
+    except TypeError:  # months and years of a duration have no length
+        same, exact = False, values
+    if not same:
+        raise UnsupportedType(
+            f"column {name!r} of {values.dtype} holds times that are no int64 of nanoseconds (years 1677 to 2262); "
+            f"{_TRANSFORM}"
+        )
+    return exact.view(np.int64)

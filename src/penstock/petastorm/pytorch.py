@@ -1,13 +1,24 @@
-"""Petastorm's `pytorch`: its loaders are not in this version; the names can be imported and say so when used.
+"""`petastorm.pytorch`: `DataLoader`, `BatchedDataLoader` and `InMemBatchedDataLoader` over a reader.
 
-They will take a reader and give batches of tensors. Does not import torch.
+A loader takes whole columns out of its reader, cuts them into batches and hands them over as tensors, without making
+rows where nobody asks for rows. It goes where Petastorm's stop: a second pass, `break` and another loop, texts and
+nulls, a length and a state. Orders nothing itself: mixing of rows is the reader's, before its first row.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from penstock.petastorm._later import later_class, later_function
+from penstock.errors import PenstockWarning, StateMismatch
+from penstock.petastorm._feed import Feed, Mixed, cut, join, joined, make_feed
+from penstock.petastorm._tensors import as_tensor, column_of, leaf, nested, rows_of, tensors_of, torch_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
 
 __all__ = [
     "BatchedDataLoader",
@@ -17,11 +28,365 @@ __all__ = [
     "decimal_friendly_collate",
 ]
 
-_INSTEAD = "until then penstock.open(url).loader(batch_size=...) gives NumPy batches for torch.as_tensor"
-_class = partial(later_class, __name__, extra="torch", instead=_INSTEAD)
 
-BatchedDataLoader = _class("BatchedDataLoader")
-DataLoader = _class("DataLoader")
-InMemBatchedDataLoader = _class("InMemBatchedDataLoader")
-LoaderBase = _class("LoaderBase")
-decimal_friendly_collate = later_function(__name__, "decimal_friendly_collate", extra="torch", instead=_INSTEAD)
+def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
+    """Return samples as one batch: tensors, and lists of what has no tensor.
+
+    Dicts become a dict of batches, tuples and lists of one length a list of batches. Arrays, numbers and tensors that
+    are alike become a tensor; Decimals, texts, bytes, None and arrays of unequal shape a list. Times become int64
+    nanoseconds. Anything else is left to torch's `default_collate`.
+    """
+    first = batch[0]
+    if isinstance(first, Mapping):
+        return {key: decimal_friendly_collate([sample[key] for sample in batch]) for key in first}
+    if isinstance(first, Sequence) and not isinstance(first, str | bytes):
+        alike = all(isinstance(one, Sequence) and len(one) == len(first) for one in batch)
+        return [decimal_friendly_collate(samples) for samples in zip(*batch, strict=True)] if alike else list(batch)
+    found = leaf(batch, as_tensor)
+    known = type(first).__module__ in ("builtins", "datetime", "decimal", "numpy", "torch")
+    if isinstance(found, list) and not known:
+        return torch_module().utils.data.default_collate(list(batch))
+    return found
+
+
+class LoaderBase:
+    """Iterates batches of a `reader`; what all loaders share.
+
+    One `for` loop is one pass of the reader. The next loop starts the next pass, whether the one before it came to its
+    end, was left by `break` or by an error; one that still runs ends. A subclass has `reader` and `_iter_impl`, which
+    yields the batches of one pass.
+    """
+
+    reader: Any = None
+    _running: Any = None
+    """Weak reference to the iterator, so that a loop that was left ends at once."""
+    _begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self._end_pass()
+        started: Iterator[Any] = self._pass()
+        self._running = weakref.ref(started)
+        return started
+
+    def _pass(self) -> Any:
+        if self._begun:
+            self._restart()
+        self._begun = True
+        try:
+            yield from self._iter_impl()
+        finally:
+            self._leave()
+
+    def _end_pass(self) -> None:
+        running, self._running = None if self._running is None else self._running(), None
+        if running is not None:
+            running.close()
+
+    def _iter_impl(self) -> Iterator[Any]:
+        raise NotImplementedError(f"{type(self).__name__} must have _iter_impl(), which yields the batches of a pass")
+
+    def _restart(self) -> None:
+        self.reader.reset()
+
+    def _leave(self) -> None:
+        """Do what is due when a pass is over or was left."""
+
+    def close(self) -> None:
+        """Stop the reader and its threads or processes."""
+        self._end_pass()
+        self.reader.stop()
+        self.reader.join()
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length, which not every loader has
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _FeedLoader(LoaderBase):
+    """A loader that goes through a reader: batches, length and state."""
+
+    def __init__(self, reader: Any, batch_size: int, shuffling_queue_capacity: int) -> None:
+        torch_module()
+        self.reader = reader
+        self.batch_size = _whole("batch_size", batch_size, least=1)
+        self.shuffling_queue_capacity = _whole("shuffling_queue_capacity", shuffling_queue_capacity, least=0)
+        self._feed: Feed = make_feed(reader, self.batch_size, shuffle=self.shuffling_queue_capacity)
+        self._windows = getattr(reader, "ngram", None) is not None
+        self._mixed: tuple[int, int] | None = None
+        """Rows of a pass that goes through a buffer (-1: unknown), and how many of them are out."""
+
+    def _batch(self, columns: dict[Any, Any]) -> Any:
+        """Return what the user gets."""
+        raise NotImplementedError
+
+    def _iter_impl(self) -> Iterator[Any]:
+        if not self._feed.buffer_rows:
+            yield from map(self._batch, cut(self._feed, self.batch_size))
+            return
+        num_rows, out = self._known_rows(), 0
+        self._mixed = num_rows, 0
+        for columns in Mixed(self._feed, self.batch_size).batches():
+            out += len(next(iter(columns.values())))
+            self._mixed = num_rows, out
+            yield self._batch(columns)
+        self._mixed = None
+
+    def _known_rows(self) -> int:
+        try:
+            return self._feed.rows_left()
+        except TypeError:
+            return -1
+
+    def _restart(self) -> None:
+        self._mixed = None
+        self._feed.restart()
+
+    def _leave(self) -> None:
+        self._mixed = None
+        self._feed.pause()
+
+    def __len__(self) -> int:
+        """Return the batches left in this pass; TypeError where the reader cannot tell its rows."""
+        num_rows, out = self._mixed or (0, 0)
+        if num_rows < 0:
+            raise TypeError("no length: the reader does not tell its rows")
+        left = self._feed.rows_left() if self._mixed is None else num_rows - out
+        return (left + self.batch_size - 1) // self.batch_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place as small JSON: what the consumer has received, not what was read ahead.
+
+        Over a reader of rows it fits any number of shards and any batch size; over one of batches the same ones.
+        TypeError where rows wait in a shuffling buffer here: they have no place in the reader's order.
+        """
+        if self._mixed is not None or self._feed.buffer_rows:
+            raise TypeError(
+                "no state while rows wait in a shuffling buffer: make the loader before the first row is read, or give "
+                "shuffle_rows=True to the reader instead of shuffling_queue_capacity"
+            )
+        return self._feed.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where a state was taken, at the next loop; ends a running one."""
+        self._end_pass()
+        self._feed.load(state)
+        self._begun, self._mixed = self._feed.over, None
+
+
+class DataLoader(_FeedLoader):
+    """Batches of a reader of rows or of batches, put together by `collate_fn`.
+
+    The last batch of a pass may be shorter. Batches go over the borders of row groups and epochs.
+    """
+
+    def __init__(
+        self,
+        reader: Any,
+        batch_size: int = 1,
+        collate_fn: Callable[[list[Any]], Any] = decimal_friendly_collate,
+        shuffling_queue_capacity: int = 0,
+        *,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> None:
+        """Take a reader.
+
+        Args:
+            reader: Of `make_reader` or `make_batch_reader`, or anything that iterates named tuples as they do.
+            batch_size: Rows of a batch.
+            collate_fn: Makes a batch of a list of rows, each a dict. With the default none are made: columns are taken
+                as they are.
+            shuffling_queue_capacity: More than 0: rows are shuffled as `shuffle_rows=True` does it, if the reader has
+                given no row yet; else, and for readers of others, through a buffer of that many rows.
+            transform: Called with each row, a dict; what it returns is given to `collate_fn`.
+        """
+        super().__init__(reader, batch_size, shuffling_queue_capacity)
+        self.collate_fn = collate_fn
+        self.transform = transform
+
+    def _batch(self, columns: dict[Any, Any]) -> Any:
+        if self.transform is None and self.collate_fn is decimal_friendly_collate:
+            return tensors_of(columns, as_tensor, windows=self._windows)
+        rows: list[Any] = rows_of(columns, windows=self._windows)
+        if self.transform is not None:
+            rows = [self.transform(row) for row in rows]
+        return self.collate_fn(rows)
+
+
+class BatchedDataLoader(_FeedLoader):
+    """Batches of a reader, made column by column by `transform_fn`."""
+
+    def __init__(
+        self,
+        reader: Any,
+        batch_size: int = 1,
+        transform_fn: Callable[[Any], Any] | None = None,
+        shuffling_queue_capacity: int = 0,
+    ) -> None:
+        """Take a reader.
+
+        Args:
+            reader: As for `DataLoader`.
+            batch_size: Rows of a batch.
+            transform_fn: Makes a tensor of an array with the rows of a batch, `torch.as_tensor` with a device say;
+                called once for each column that has a tensor form.
+            shuffling_queue_capacity: As for `DataLoader`.
+        """
+        super().__init__(reader, batch_size, shuffling_queue_capacity)
+        self.transform_fn = transform_fn or as_tensor
+
+    def _batch(self, columns: dict[Any, Any]) -> Any:
+        return tensors_of(columns, self.transform_fn, windows=self._windows)
+
+
+class InMemBatchedDataLoader(LoaderBase):
+    """Reads the rows of a reader once, and gives batches of them out of memory for `num_epochs` epochs a pass.
+
+    The last batch of an epoch may be shorter. Each epoch has an order of its own, which follows from `seed`.
+    """
+
+    def __init__(  # noqa: PLR0913 -- Petastorm's signature
+        self,
+        reader: Any,
+        batch_size: int = 1,
+        transform_fn: Callable[[Any], Any] | None = None,
+        num_epochs: int | None = 1,
+        seed: int = 0,
+        rows_capacity: int | None = None,
+        shuffle: bool = False,
+    ) -> None:
+        """Read the rows and stop the reader.
+
+        Args:
+            reader: As for `DataLoader`; one that never ends needs `rows_capacity`.
+            batch_size: Rows of a batch.
+            transform_fn: Makes a tensor of an array with all rows; called once for each column that has a tensor form.
+            num_epochs: Epochs of one pass; None for ever.
+            seed: Picks the orders.
+            rows_capacity: Most rows that are kept, with a warning where there are more; None for all.
+            shuffle: Whether rows are shuffled anew for each epoch.
+        """
+        torch_module()
+        if num_epochs is not None:
+            _whole("num_epochs", num_epochs, least=1)
+        if rows_capacity is not None:
+            _whole("rows_capacity", rows_capacity, least=1)
+        self.reader = reader
+        self.batch_size = _whole("batch_size", batch_size, least=1)
+        self._num_epochs, self._seed, self._shuffle = num_epochs, seed, shuffle
+        self._start = reader.state_dict() if hasattr(reader, "state_dict") else None
+        columns = self._read(rows_capacity)
+        self._num_rows = len(next(iter(columns.values()))) if columns else 0
+        make = transform_fn or as_tensor
+        self._columns = {name: column_of(columns[name], make) for name in list(columns)}
+        self._epoch = self._row = 0
+        """The place of the consumer: epoch, and rows of it that are out."""
+
+    def _read(self, capacity: int | None) -> dict[Any, Any]:
+        reader = self.reader
+        if capacity is None and getattr(reader, "num_epochs", 1) is None:
+            raise ValueError("the reader has num_epochs=None and never ends: give it num_epochs=1, or rows_capacity")
+        feed = make_feed(reader, self.batch_size, shuffle=0)
+        self._windows = getattr(reader, "ngram", None) is not None
+        parts: dict[Any, list[Any]] = {}
+        left = capacity
+        while (chunk := feed.take()) is not None and left != 0:
+            end = chunk.num_rows if left is None else min(chunk.num_rows, chunk.first + left)
+            left = None if left is None else left - (end - chunk.first)
+            for name, values in joined([(chunk.columns, chunk.first, end)]).items():
+                parts.setdefault(name, []).append(values)
+            if end < chunk.num_rows:
+                break
+        if chunk is not None:
+            warnings.warn(
+                f"rows_capacity={capacity} keeps the first rows only, and the reader has more; rows_capacity=None "
+                "keeps all of them",
+                PenstockWarning,
+                stacklevel=4,
+            )
+        reader.stop()
+        reader.join()
+        return {name: join(parts.pop(name)) for name in list(parts)}  # pop: not two of all columns at once
+
+    def _iter_impl(self) -> Iterator[Any]:
+        while self._num_rows:
+            order = self._order(self._epoch)
+            while self._row < self._num_rows:
+                lo = self._row
+                self._row = min(lo + self.batch_size, self._num_rows)
+                batch = self._take(order[lo : self._row])
+                if self._row == self._num_rows:
+                    self._epoch, self._row = self._epoch + 1, 0
+                    yield batch
+                    break
+                yield batch
+            if self._num_epochs is not None and self._epoch % self._num_epochs == 0:
+                return
+
+    def _order(self, epoch: int) -> Any:
+        torch = torch_module()
+        if not self._shuffle:
+            return torch.arange(self._num_rows)
+        return torch.randperm(self._num_rows, generator=torch.Generator().manual_seed(self._seed + epoch))
+
+    def _take(self, rows: Any) -> dict[Any, Any]:
+        torch = torch_module()
+        batch: dict[Any, Any] = {}
+        for name, values in self._columns.items():
+            if isinstance(values, torch.Tensor):
+                batch[name] = values[rows.to(values.device)]
+            else:
+                batch[name] = [values[row] for row in rows.tolist()]
+        return nested(batch) if self._windows else batch
+
+    def _restart(self) -> None:
+        length = self._num_epochs or 1
+        if self._row or self._epoch % length:
+            self._epoch, self._row = (self._epoch // length + 1) * length, 0
+
+    def __len__(self) -> int:
+        """Return the batches left in this pass; TypeError where it never ends."""
+        if self._num_epochs is None:
+            raise TypeError("no length: num_epochs is None")
+        epochs = self._num_epochs - self._epoch % self._num_epochs
+        whole = -(-self._num_rows // self.batch_size)
+        return (epochs - 1) * whole - (-(self._num_rows - self._row) // self.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place as small JSON; it goes with the same rows in the same order."""
+        return {
+            "version": 1,
+            "epoch": self._epoch,
+            "row": self._row,
+            "num_rows": self._num_rows,
+            "seed": self._seed,
+            "reader": self._start,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where a state was taken, at the next loop.
+
+        Raises:
+            StateMismatch: The rows in memory are not those of the state: other data, or another order of the reader.
+        """
+        mine = self.state_dict()
+        for name in ("version", "num_rows", "seed", "reader"):
+            if state.get(name) != mine[name]:
+                hint = "; give the reader a seed, or shuffle_row_groups=False" if name == "reader" else ""
+                raise StateMismatch(
+                    f"cannot resume: {name} is {state.get(name)!r} in the state, {mine[name]!r} here{hint}"
+                )
+        self._end_pass()
+        self._epoch, self._row, self._begun = state["epoch"], state["row"], False
+
+
+def _whole(name: str, value: Any, *, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}")
+    return int(value)

@@ -222,6 +222,7 @@ def test_what_a_loader_says_about_itself(data):
         assert batches.skipped == []
         assert repr(batches.plan) == repr(batches.native.plan)
         assert "penstock.torch" in repr(batches)
+        assert batches.report().prometheus()
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_what_has_no_tensor_form_comes_as_lists():
     assert [row.tolist() for row in batch["ragged"]] == [[0, 1, 2], []]
     assert batch["none"][0].tolist() == [0, 1]
     assert batch["none"][1] is None
-    assert batch["maps"] == [[["k", 1]], []]
+    assert batch["maps"] == [[("k", 1)], []]
     assert batch["structs"][0][0]["a"].tolist() == [0, 1]
     assert batch["windows"][1][0].tolist() == [0, 1, 2]
     assert len(batch) == 9

@@ -261,8 +261,9 @@ def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
         return function(value)
     if isinstance(value, dict):
         return {key: map_tensors(one, function) for key, one in value.items()}
-    if isinstance(value, list) and any(isinstance(one, torch.Tensor | dict | list) for one in value):
-        return [map_tensors(one, function) for one in value]
+    if isinstance(value, list | tuple) and any(isinstance(one, torch.Tensor | dict | list | tuple) for one in value):
+        inside = (map_tensors(one, function) for one in value)
+        return tuple(inside) if isinstance(value, tuple) else list(inside)
     return value
 
 

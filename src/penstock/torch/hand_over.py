@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.api import Loader as NativeLoader
     from penstock.engine.build import Built, Skipped
+    from penstock.engine.report import Report
     from penstock.plan.plan import Plan
 
     Tensors = dict[str, Any]
@@ -175,6 +176,10 @@ class Loader:
     def stats(self) -> dict[str, float]:
         """Return counters of the native loader: rows, batches, bytes, seconds waited and of each stage."""
         return self.native.stats()
+
+    def report(self) -> Report:
+        """Return where the time of the last steps went and what would help, to print: see docs/stalls.md."""
+        return self.native.report()
 
     @property
     def skipped(self) -> list[Skipped]:

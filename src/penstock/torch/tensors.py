@@ -127,7 +127,8 @@ def _nested(name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return _column(name, value)[0]
     if isinstance(value, list | tuple):
-        return [_nested(name, one) for one in value]
+        inside = (_nested(name, one) for one in value)
+        return tuple(inside) if isinstance(value, tuple) else list(inside)
     if isinstance(value, dict):
         return {key: _nested(name, one) for key, one in value.items()}
     return value

@@ -447,6 +447,7 @@ class Convert:
             if _fits_device(values) or isinstance(values, np.ma.MaskedArray):
                 self._add(columns, name, values, taken=f"{name}{VALID}" in batch)
             else:
+                self._check_host(name, values)
                 columns[name] = values
         arrays = {name: v for name, v in columns.items() if _fits_device(v)}
         if arrays:
@@ -461,11 +462,8 @@ class Convert:
             valid, values = ~np.ma.getmaskarray(values), values.filled()
             if valid.all():
                 valid = None
-        if valid is not None and self.nullable is not None and name not in self.nullable:
-            raise SchemaError(
-                f"column {name!r} has nulls; name it in nulls=[...], use nulls='mask', or leave out such rows by "
-                "filters="
-            )
+        if valid is not None and not self._may_be_null(name):
+            raise _null(name)
         columns[name] = narrowed(name, values)
         if valid is None and self.nullable is not None and name in self.nullable:
             valid = np.ones(values.shape, np.bool_)
@@ -475,6 +473,21 @@ class Convert:
                     f"the batch has a column {name + VALID!r} already, where the mask of {name!r} would go"
                 )
             columns[f"{name}{VALID}"] = valid
+
+    def _may_be_null(self, name: str) -> bool:
+        return self.nullable is None or name in self.nullable
+
+    def _check_host(self, name: str, values: Any) -> None:
+        """Refuse a None among texts, lists and other objects, where nulls are refused."""
+        listed = isinstance(values, list) or (isinstance(values, np.ndarray) and values.dtype.kind == "O")
+        if listed and not self._may_be_null(name) and any(value is None for value in values):
+            raise _null(name)
+
+
+def _null(name: str) -> SchemaError:
+    return SchemaError(
+        f"column {name!r} has nulls; name it in nulls=[...], use nulls='mask', or leave out such rows by filters="
+    )
 
 
 def _fits_device(values: Any) -> bool:

@@ -95,6 +95,7 @@ def test_nothing_delivered_is_said_and_not_an_error(ds):
         ({"stages": (0.0, 0.001, 0.018), "has_transform": True}, "finish", "pool='process'"),
         ({"stages": (0.0, 0.001, 0.018), "has_transform": True, "pool": "process"}, "finish", "on the device"),
         ({"stages": (0.001, 0.001, 0.001)}, "room", "85% of the 2 workers"),
+        ({"wait": 0.001, "stages": (0.0, 0.0001, 0.0002)}, "handover", "larger batches"),
         ({"wait": [2.0, *[0.0] * 199], "own": 0.01}, "start", "window_bytes"),
     ],
 )
@@ -232,5 +233,6 @@ def test_more_workers_are_advised_only_where_there_are_cores(monkeypatch):
     assert "raise workers=" not in report.advice
 
 
-def test_words_exist_for_every_stage():
-    assert set(module.WORDS) == set(module.STAGES)
+def test_words_and_advice_exist_for_every_cause():
+    assert set(module.WORDS) >= set(module.STAGES)
+    assert set(module.WORDS) == {*module.STAGES, *(key for key in module._ADVICE if "-" not in key)}

@@ -136,7 +136,7 @@ def test_nulls_come_filled_with_a_mask(mixed):
 
 
 def test_named_columns_have_a_mask_in_every_batch(mixed):
-    with loader(mixed, batch_size=3, nulls=["x", "n"]) as ours:
+    with loader(mixed, batch_size=3, nulls=["x", "n"], columns=["id", "x", "n"]) as ours:
         batches = list(ours)
     assert len({tuple(batch) for batch in batches}) == 1
     assert batches[0]["n_valid"].tolist() == [True] * 3
@@ -145,6 +145,19 @@ def test_named_columns_have_a_mask_in_every_batch(mixed):
 @pytest.mark.parametrize("nulls", ["error", ["n"]])
 def test_nulls_may_be_refused(mixed, nulls):
     with loader(mixed, batch_size=3, nulls=nulls) as ours, pytest.raises(SchemaError, match="column 'x' has nulls"):
+        list(ours)
+
+
+@pytest.mark.parametrize("column", ["text", "words"])
+def test_a_null_that_stays_on_the_host_is_refused_too(mixed, column):
+    with loader(mixed, batch_size=6, columns=[column]) as ours:
+        assert len(list(ours)) == 1
+    with loader(mixed, batch_size=6, columns=[column], nulls=[column]) as ours:
+        assert list(next(iter(ours))) == [column]  # None says it
+    with (
+        loader(mixed, batch_size=6, columns=[column], nulls="error") as ours,
+        pytest.raises(SchemaError, match=f"column '{column}' has nulls"),
+    ):
         list(ours)
 
 

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Report"]
 
 STAGES = ("read", "gather", "finish")
-WORDS = {"read": "reading", "gather": "gathering rows", "finish": "decoding"}
+WORDS = {
+    "read": "reading",
+    "gather": "gathering rows",
+    "finish": "decoding",
+    "consumer": "none: the loader keeps up",
+    "start": "the first batch",
+    "handover": "passing batches on",
+    "room": "room to work ahead",
+}
 KEEPS_UP = 0.05
 """A consumer that waits for less than this share of its time has nothing to gain here."""
 BUSY = 0.5
@@ -37,6 +45,8 @@ PAUSE_FACTOR = 20
 """Between two steps the consumer did something else (a checkpoint, an evaluation) if it took so much more time."""
 SLOW_STORE = 100e6
 """Bytes a second and thread (of memory, not of the file) below which a read mostly waits for the store."""
+SHORT_STEP_S = 0.005
+"""Steps below this are so short that passing batches between threads counts."""
 MOST_LINES = 8
 
 
@@ -130,10 +140,11 @@ class Report:
 
     @property
     def bottleneck(self) -> str:
-        """What bounds the speed: "consumer", "read", "gather", "finish", "start", "room", or "" without a step.
+        """What bounds the speed: "consumer", a stage, "start", "handover" or "room"; "" without a step.
 
-        "start": the first batches after a beginning hold most of the waiting. "room": the threads were idle while the
-        consumer waited, for want of memory to work ahead.
+        The stages are "read", "gather" and "finish". "start": the first batches after a beginning hold most of the
+        waiting. Otherwise the threads were idle while the consumer waited: "handover", where steps take a few
+        milliseconds and passing batches between threads counts, or "room", for want of memory to work ahead.
         """
         steps = self.steps
         if not len(steps):
@@ -143,7 +154,9 @@ class Report:
         longest = np.sort(steps.wait_s)[-max(1, round(FEW * len(steps))) :]
         if len(steps) >= 1 / FEW and (steps.wait_s.sum() - longest.sum()) / steps.seconds < KEEPS_UP:
             return "start"
-        return steps.busiest(slice(None)) if self.pool == "serial" or sum(self.busy.values()) >= BUSY else "room"
+        if self.pool == "serial" or sum(self.busy.values()) >= BUSY:
+            return steps.busiest(slice(None))
+        return "handover" if steps.seconds < SHORT_STEP_S * len(steps) else "room"
 
     @property
     def advice(self) -> str:
@@ -160,7 +173,8 @@ class Report:
 
     def _facts(self) -> dict[str, Any]:
         idle = f"{1 - sum(self.busy.values()):.0%}"
-        return {"workers": self.workers, "idle": idle, "more": _more_workers(self.workers)}
+        step = _ms(self.steps.seconds / len(self.steps))
+        return {"workers": self.workers, "idle": idle, "more": _more_workers(self.workers), "step": step}
 
     def __str__(self) -> str:
         steps = self.steps
@@ -213,8 +227,7 @@ class Report:
     def _words(self, kind: str) -> str:
         if kind == "finish" and self.has_transform:
             return "decoding and transform"
-        words = {"consumer": "none: the loader keeps up", "start": "the first batch", "room": "room to work ahead"}
-        return words.get(kind) or WORDS[kind]
+        return WORDS[kind]
 
     def prometheus(self, **labels: str) -> str:
         """Return the counters in Prometheus' text format, with rank and world as labels, and `labels` if given."""
@@ -245,6 +258,10 @@ _ADVICE = {
     "start": (
         "most of it is the wait for the first batch, while the window fills: give several epochs to one pass (epochs=) "
         "instead of a new loop for each, or a smaller window_bytes"
+    ),
+    "handover": (
+        "a step takes {step}, and {idle} of the {workers} workers' time was idle: at that pace passing batches on "
+        "counts; use larger batches"
     ),
     "room": (
         "{idle} of the {workers} workers' time was idle while you waited: raise memory_bytes, so that more is read and "

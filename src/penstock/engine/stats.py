@@ -13,7 +13,7 @@ from collections import deque
 from typing import NamedTuple
 
 KEPT_STEPS = 2000
-"""How many steps are remembered one by one: 300 KB."""
+"""How many steps are remembered one by one: half a megabyte."""
 WAIT_BOUNDS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Upper ends, in seconds, of the classes that waits are counted in."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.errors import UnsupportedType
 from penstock.petastorm.ngram import NGram
 from penstock.petastorm.predicates import in_lambda
 from penstock.petastorm.pytorch import (
@@ -19,7 +20,7 @@ from penstock.petastorm.pytorch import (
     InMemBatchedDataLoader,
     decimal_friendly_collate,
 )
-from penstock.petastorm.reader import make_batch_reader, make_reader
+from penstock.petastorm.reader import Reader, make_batch_reader, make_reader
 from penstock.petastorm.transform import TransformSpec
 from penstock.testing import make_parquet
 from penstock.testing.data import mixed
@@ -320,6 +321,28 @@ def test_collating_what_petastorm_fails_on():
 
     with pytest.raises(TypeError, match="default_collate"):
         decimal_friendly_collate([Own()])
+
+
+@pytest.mark.parametrize("pool", ["thread", "process", "dummy"])
+def test_all_pools_give_the_same(typed, pool):
+    with DataLoader(make_reader(typed, seed=1, reader_pool_type=pool, workers_count=2), 8) as loader:
+        found = [plain(batch) for batch in loader]
+    with DataLoader(make_reader(typed, seed=1), 8) as loader:
+        assert found == [plain(batch) for batch in loader]
+
+
+def test_the_class_of_readers_goes_with_the_old_transform_over_many_epochs(numbers):
+    seen = 0
+    with DataLoader(Reader(numbers, num_epochs=10), batch_size=64, transform=lambda row: (row["value"], 1)) as loader:
+        for data, target in loader:
+            assert len(data) == len(target)
+            seen += len(target)
+    assert seen == 10 * NUM_ROWS
+
+
+def test_a_dtype_that_torch_lacks_is_named():
+    with pytest.raises(UnsupportedType, match="no dtype for"):
+        decimal_friendly_collate([np.longdouble(1), np.longdouble(2)])
 
 
 # -- small datasets, missing torch ------------------------------------------------------------------------------------

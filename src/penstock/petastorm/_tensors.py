@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.dataset.predicates_decode import row_values
+from penstock.errors import UnsupportedType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +41,10 @@ def torch_module() -> Any:
 
 def promoted(values: NDArray[Any]) -> NDArray[Any]:
     """Return an array in a dtype that Petastorm's loaders give: uint16 as int32, uint32 as int64, bool as uint8."""
-    if values.dtype.kind == "b":
+    kind = values.dtype.kind
+    if kind == "b":
         return values.view(np.uint8)
-    other = _PROMOTED.get(values.dtype)
+    other = _PROMOTED.get(values.dtype) if kind == "u" else None
     return values if other is None else values.astype(other)
 
 
@@ -86,6 +88,8 @@ def tensors_of(columns: Columns, make: Make, *, windows: bool) -> dict[Any, Any]
 
 def column_of(values: Any, make: Make) -> Any:
     """Return a column as a tensor, or as the list of its values where one of them is null, a text or an object."""
+    if type(values) is np.ndarray and values.dtype.kind in _TENSOR_KINDS:  # by far the most, and once for each column
+        return make(promoted(values))
 
     def made(value: Any) -> Any:
         return make(promoted(value) if isinstance(value, np.ndarray) else value)
@@ -98,7 +102,7 @@ def column_of(values: Any, make: Make) -> Any:
         return _listed(list(values), made)
     if values.dtype.kind in "SU":
         return values.tolist()
-    return _nanoseconds(values, made) if values.dtype.kind in "mM" else made(values)
+    return _nanoseconds(values, made) if values.dtype.kind in "mM" else made(np.asarray(values))
 
 
 def as_tensor(values: Any) -> Any:
@@ -106,10 +110,21 @@ def as_tensor(values: Any) -> Any:
     torch = torch_module()
     if not isinstance(values, np.ndarray):
         return torch.as_tensor(values)
-    odd = any(stride < 0 or stride % values.itemsize for stride in values.strides)
-    if odd or not values.flags.writeable or not values.dtype.isnative:
+    flags = values.flags
+    if not (flags.c_contiguous and flags.writeable and values.dtype.isnative) and _is_odd(values):
         values = values.astype(values.dtype.newbyteorder("="))
-    return torch.from_numpy(values)
+    try:
+        return torch.from_numpy(values)
+    except TypeError:
+        raise UnsupportedType(
+            f"torch has no dtype for {values.dtype}; cast the field in a transform_spec, or do not read it"
+        ) from None
+
+
+def _is_odd(values: NDArray[Any]) -> bool:
+    """Tell whether torch cannot look at an array as it is."""
+    odd = any(stride < 0 or stride % values.itemsize for stride in values.strides)
+    return odd or not values.flags.writeable or not values.dtype.isnative
 
 
 def _nanoseconds(values: NDArray[Any], make: Make) -> Any:

@@ -1,0 +1,391 @@
+"""A `tf.data.Dataset` over a loader that knows what its consumer has received, and how long it is.
+
+`make_batches` builds the pipeline: a generator of arrays, tensors made of them, and the number of batches declared.
+Nothing in it runs ahead of the consumer (the engine does that), so that a batch is received when it is asked for. Where
+the user adds stages that run ahead, `prefetch` or a parallel `map`, one more stage behind them counts what comes out.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from penstock.errors import LoaderClosed
+from penstock.plan import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from penstock.engine.build import Built, Skipped
+    from penstock.engine.loader import Loader
+    from penstock.plan import EpochPlan
+    from penstock.plan.plan import Plan
+    from penstock.tensorflow._forms import Form
+
+    Place = tuple[EpochPlan, int]
+
+_MOST_AHEAD = 1024
+"""Batches that may wait in stages that run ahead when the first one comes out."""
+
+
+def make_batches(loader: Loader, forms: Sequence[Form], rows: int | None) -> Batches:
+    """Return the dataset of a loader's batches; `rows`: of every batch, where all have the same number."""
+    delivery = Delivery(loader, tuple(forms))
+    specs = [form.specs(rows) for form in forms]
+    flat = tuple(spec for one in specs for spec in one)
+    counts = [len(one) for one in specs]
+
+    def assemble(*tensors: Any) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
+        left = list(tensors)
+        for form, count in zip(forms, counts, strict=True):
+            batch |= form.assemble(left[:count])
+            del left[:count]
+        return batch
+
+    made = tf.data.Dataset.from_generator(delivery._start, output_signature=flat).map(assemble)
+    # A resumed pass is shorter than others, and tf.data refuses a dataset that ends before its declared length. One
+    # that is repeated for ever and cut counts as that long, and ends where a repetition is empty: `Delivery._start`.
+    made = made.repeat()
+    if delivery._full is not None:
+        made = made.take(delivery._full)
+    return Batches(made.with_options(_options()), delivery, counted=False)
+
+
+def exiting() -> bool:
+    """Tell whether the interpreter is on its way out, while threads of TensorFlow still ask for batches."""
+    return not threading.main_thread().is_alive()
+
+
+def _options() -> Any:
+    """Return options under which no stage runs ahead of the consumer that the user has not asked to."""
+    options = tf.data.Options()
+    for name in ("inject_prefetch", "map_parallelization", "seq_interleave_prefetch"):
+        if hasattr(options.experimental_optimization, name):
+            setattr(options.experimental_optimization, name, False)
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # ranks do that
+    return options
+
+
+class Delivery:
+    """The loader behind a dataset, with the place that the consumer has reached: `dataset.penstock`.
+
+    Safe to ask from any thread, also from a Keras callback. One iteration at a time: another one ends the one before
+    it, which raises LoaderClosed if it is asked for more.
+    """
+
+    def __init__(self, loader: Loader, forms: tuple[Form, ...]) -> None:
+        self._loader = loader
+        self._forms = forms
+        self._full = None if loader._options.epochs is None else len(loader)
+        """Batches of a whole pass."""
+        self._lock = threading.RLock()
+        self._current: weakref.ref[_One] | None = None
+        """Weak: tf.data alone holds the iterator, whose threads end with it."""
+        self._ended_early = False
+        """Whether a pass has just ended that was shorter than declared: what starts next is its empty repetition."""
+        self._will_count = False
+        self._resumed = False
+        self._begin(counted=False)
+
+    def _begin(self, *, counted: bool) -> None:
+        self._counted = counted
+        self._state = self._loader.state_dict()
+        self._length = None if self._full is None else len(self._loader)
+        self._waiting: deque[Place] = deque()
+        """Places behind batches that were made and not received."""
+        self._received: deque[Place] = deque(maxlen=_MOST_AHEAD)
+        self._place: Place | None = None
+        self._num_received = 0
+
+    # -- called by TensorFlow, in threads of its own ----------------------------------------------------------------
+
+    def _start(self) -> Iterator[tuple[Any, ...]]:
+        """Begin a pass; called by tf.data for every iterator, and once more after a pass that ended early."""
+        with self._lock:
+            if self._ended_early or exiting():
+                self._ended_early = False
+                return iter(())
+            batches = iter(self._loader)
+            self._begin(counted=self._will_count)
+            self._will_count = self._resumed = False
+            one = _One(self, batches)
+            self._current = weakref.ref(one)
+            return one
+
+    def _made(self, one: _One, built: Built) -> None:
+        place = built.work.plan, self._loader.steps_of(built.end)
+        with self._lock:
+            if self._is_current(one):
+                self._waiting.append(place)
+                if not self._counted:
+                    self._receive()
+
+    def _is_current(self, one: _One) -> bool:
+        return self._current is not None and self._current() is one
+
+    def _receive(self) -> None:
+        if self._waiting:
+            self._place = self._waiting.popleft()
+            self._received.append(self._place)
+            self._num_received += 1
+
+    def _came_out(self) -> np.int64:
+        """Note that a batch has come out of the last stage."""
+        with self._lock:
+            if not self._counted:  # an iterator that `Batches.__iter__` did not make: known by its first batch
+                self._counted = True
+                self._waiting.extendleft(reversed(self._received))
+                self._received.clear()
+                self._num_received = 0
+            self._receive()
+        return np.int64(0)
+
+    def _batch_of(self, one: _One) -> tuple[Any, ...]:
+        built = one.batches.take()
+        arrays = tuple(array for form in self._forms for array in form.arrays(self._column(built, form.name)))
+        self._made(one, built)
+        return arrays
+
+    def _column(self, built: Built, name: str) -> Any:
+        try:
+            return built.batch[name]
+        except KeyError:
+            from penstock.errors import TransformError
+
+            raise TransformError(
+                f"a batch came without the column {name!r}, only {', '.join(map(repr, built.batch))}; a transform must "
+                "give the same columns for every batch"
+            ) from None
+
+    # -- for the user -----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the batches left in the current pass, exact."""
+        with self._lock:
+            if self._length is None:
+                raise TypeError("a loader with epochs=None has no length")
+            return self._length - self._num_received
+
+    @property
+    def next_length(self) -> int | None:
+        """Batches that the next iteration gives; None where it does not end."""
+        with self._lock:
+            return self._length if self._resumed else self._full
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of this run as small JSON: what the consumer has received; the same on every rank."""
+        with self._lock:
+            if self._place is None:
+                return self._state
+            plan, steps = self._place
+            facts = self._loader._facts
+            return State(self._loader.order, plan.after(steps), facts.dataset, facts.rows).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""
+        with self._lock:
+            self._loader.load_state_dict(state)
+            self._current, self._ended_early, self._resumed = None, False, True
+            self._begin(counted=False)
+
+    def stats(self) -> dict[str, float]:
+        """Return counters of the loader behind."""
+        return self._loader.stats()
+
+    def report(self) -> Any:
+        """Return where the time went, to print: see docs/stalls.md."""
+        return self._loader.report()
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The rows left out so far under on_error="skip"."""
+        return self._loader.skipped
+
+    @property
+    def plan(self) -> Plan:
+        """What the loader does from here to the end of the epoch; print it."""
+        return self._loader.plan
+
+    @property
+    def rank(self) -> int:
+        """The part that this process reads."""
+        return self._loader.rank
+
+    @property
+    def world(self) -> int:
+        """The number of parts."""
+        return self._loader.world
+
+    def close(self) -> None:
+        """Stop threads and processes; the dataset cannot be iterated again. Tensors handed out stay valid."""
+        self._loader.close()
+
+    def __repr__(self) -> str:
+        return f"penstock.tensorflow.{self._loader!r}"
+
+
+class _One:
+    """The iterator of one pass, held by tf.data alone: its threads end when tf.data drops it."""
+
+    def __init__(self, delivery: Delivery, batches: Any) -> None:
+        self._delivery = delivery
+        self.batches = batches
+        self._num = 0
+        self._over = False
+
+    def __iter__(self) -> _One:
+        return self
+
+    def __next__(self) -> tuple[Any, ...]:
+        delivery = self._delivery
+        try:
+            if self._over:  # after an error somebody asks for more
+                raise StopIteration
+            arrays = delivery._batch_of(self)
+        except StopIteration:
+            if not self._over and not delivery._is_current(self):
+                raise LoaderClosed(
+                    "this iterator was ended: another one was made of the same dataset, or a state was loaded; make a "
+                    "loader for each"
+                ) from None
+            self._over = True
+            delivery._ended_early = delivery._full is None or self._num < delivery._full
+            raise
+        except BaseException:
+            self._over = True
+            self.batches.stop()
+            if exiting():  # nobody shall read of it
+                raise StopIteration from None
+            raise
+        self._num += 1
+        return arrays
+
+
+class Batches(tf.data.Dataset):  # type: ignore[misc]
+    """A `tf.data.Dataset` of batches that can also be saved, resumed and closed; made by `penstock.tensorflow.loader`.
+
+    `state_dict()` tells what has come out of this dataset, whatever waits in stages inside. `map`, `prefetch`,
+    `with_options` and `enumerate` give such a dataset again; behind others (`batch`, `shuffle`, `take`, ...) the state
+    is that of what has gone into them. Use the state of the last `Batches` of a pipeline.
+    """
+
+    def __init__(self, inner: Any, delivery: Delivery, *, counted: bool) -> None:
+        self._inner = inner
+        self._is_counted = counted
+        self._outer = _counting(inner, delivery) if counted else inner
+        self.penstock = delivery
+        """The loader behind, with the state of what was received."""
+        super().__init__(self._outer._variant_tensor)
+
+    def _inputs(self) -> list[Any]:
+        return [self._outer]
+
+    @property
+    def element_spec(self) -> Any:
+        """What a batch consists of: dtypes and shapes by column."""
+        return self._outer.element_spec
+
+    def _with(self, inner: Any, *, ahead: bool) -> Batches:
+        return Batches(inner, self.penstock, counted=self._is_counted or ahead)
+
+    # -- as tf.data has it ------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Any:
+        delivery = self.penstock
+        with delivery._lock:
+            delivery._loader._check_open()
+            delivery._ended_early = False
+            delivery._will_count = self._is_counted
+        return super().__iter__()
+
+    def cardinality(self, name: str | None = None) -> Any:
+        """Return the number of batches that the next iteration gives, exact also after `load_state_dict`."""
+        if not tf.executing_eagerly():
+            return super().cardinality(name)
+        length = self.penstock.next_length
+        return tf.constant(tf.data.INFINITE_CARDINALITY if length is None else length, tf.int64)
+
+    def map(self, map_func: Callable[..., Any], num_parallel_calls: Any = None, *args: Any, **keywords: Any) -> Batches:
+        """Return the dataset with a function of tensors applied to every batch; see `tf.data.Dataset.map`."""
+        made = self._inner.map(map_func, num_parallel_calls, *args, **keywords)
+        return self._with(made, ahead=num_parallel_calls is not None)
+
+    def prefetch(self, buffer_size: Any, name: str | None = None) -> Batches:
+        """Return the dataset with batches made ahead; the engine does that already. See `tf.data.Dataset.prefetch`."""
+        return self._with(self._inner.prefetch(buffer_size, name=name), ahead=True)
+
+    def enumerate(self, start: int = 0, name: str | None = None) -> Batches:
+        """Return the dataset of pairs of a number and a batch; see `tf.data.Dataset.enumerate`."""
+        return self._with(self._inner.enumerate(start, name=name), ahead=False)
+
+    def with_options(self, options: Any, name: str | None = None) -> Batches:
+        """Return the dataset with options of tf.data; see `tf.data.Dataset.with_options`."""
+        return self._with(self._inner.with_options(options, name=name), ahead=False)
+
+    # -- as every loader has it -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of this run as small JSON: what the consumer has received; the same on every rank."""
+        return self.penstock.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""
+        self.penstock.load_state_dict(state)
+
+    def stats(self) -> dict[str, float]:
+        """Return counters: rows, batches, bytes and chunks read, seconds waited, seconds of each stage."""
+        return self.penstock.stats()
+
+    def report(self) -> Any:
+        """Return where the time went, to print: see docs/stalls.md."""
+        return self.penstock.report()
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The rows left out so far under on_error="skip"."""
+        return self.penstock.skipped
+
+    @property
+    def plan(self) -> Plan:
+        """What the loader does from here to the end of the epoch; print it."""
+        return self.penstock.plan
+
+    @property
+    def rank(self) -> int:
+        """The part that this process reads."""
+        return self.penstock.rank
+
+    @property
+    def world(self) -> int:
+        """The number of parts."""
+        return self.penstock.world
+
+    def close(self) -> None:
+        """Stop threads and processes; the dataset cannot be iterated again. Tensors handed out stay valid."""
+        self.penstock.close()
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _counting(inner: Any, delivery: Delivery) -> Any:
+    """Return the dataset with a stage behind it that notes every element that comes out."""
+    whole = type(inner.element_spec) is tuple
+
+    def passed(*element: Any) -> Any:
+        tf.numpy_function(delivery._came_out, [], tf.int64)  # stateful: never left out
+        return element if whole else element[0]
+
+    return inner.map(passed)

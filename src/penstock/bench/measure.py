@@ -154,7 +154,7 @@ def _round(
         start = time.perf_counter()
         rows = _take(batches, task.seconds, look, tick)
         rate = rows / (time.perf_counter() - start)
-        report = str(getattr(loader, "native", loader).report())
+        report = str(loader.report())
         del batches
         return rate, first_s, report
     finally:

@@ -205,25 +205,27 @@ class CudaMover:
         host = [tensor for tensor in leaves if tensor.device.type == "cpu"]
         layout = Layout([tensor.numel() * tensor.element_size() for tensor in host])
         memory = slot.claim(max(1, layout.num_bytes))
-        moved = {id(tensor): one for tensor, one in zip(host, self._copies(host, layout, memory), strict=True)}
+        there = copies(host, layout, memory, self._device)
+        moved = {id(tensor): one for tensor, one in zip(host, there, strict=True)}
         slot.copied = torch.cuda.Event(blocking=True)
         slot.copied.record(self._stream)
         out: Tensors = map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor))
         return out
 
-    def _copies(self, host: list[Any], layout: Layout, memory: Any) -> list[Any]:
-        """Return the tensors on the device; the copies are started."""
-        staged = [cut(memory, offset, tensor) for offset, tensor in zip(layout.offsets, host, strict=True)]
-        for there, tensor in zip(staged, host, strict=True):
-            there.copy_(tensor)
-        together = torch.empty(layout.small_bytes, dtype=torch.uint8, device=self._device)
-        together.copy_(memory[: layout.small_bytes], non_blocking=True)
-        return [
-            cut(together, offset, tensor)
-            if offset < layout.small_bytes
-            else torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device).copy_(there, non_blocking=True)
-            for offset, tensor, there in zip(layout.offsets, host, staged, strict=True)
-        ]
+
+def copies(host: list[Any], layout: Layout, memory: Any, device: torch.device) -> list[Any]:
+    """Return tensors on a device, copied by way of `memory`; where that is pinned the copies are only started."""
+    staged = [cut(memory, offset, tensor) for offset, tensor in zip(layout.offsets, host, strict=True)]
+    for there, tensor in zip(staged, host, strict=True):
+        there.copy_(tensor)
+    together = torch.empty(layout.small_bytes, dtype=torch.uint8, device=device)
+    together.copy_(memory[: layout.small_bytes], non_blocking=True)
+    return [
+        cut(together, offset, tensor)
+        if offset < layout.small_bytes
+        else torch.empty(tensor.shape, dtype=tensor.dtype, device=device).copy_(there, non_blocking=True)
+        for offset, tensor, there in zip(layout.offsets, host, staged, strict=True)
+    ]
 
 
 class Layout:
@@ -234,15 +236,16 @@ class Layout:
 
     def __init__(self, sizes: list[int]) -> None:
         self.offsets = [0] * len(sizes)
-        end = 0
-        for number in sorted(range(len(sizes)), key=lambda n: sizes[n] > _SMALL_BYTES):
-            if sizes[number] <= _SMALL_BYTES:
-                self.offsets[number], end = end, end + _aligned(sizes[number])
-        self.small_bytes = end
+        self.small_bytes = self._place(sizes, 0, small=True)
+        """Bytes of the small ones."""
+        self.num_bytes = self._place(sizes, self.small_bytes, small=False)
+        """Bytes of all."""
+
+    def _place(self, sizes: list[int], end: int, *, small: bool) -> int:
         for number, size in enumerate(sizes):
-            if size > _SMALL_BYTES:
+            if (size <= _SMALL_BYTES) == small:
                 self.offsets[number], end = end, end + _aligned(size)
-        self.num_bytes = end
+        return end
 
 
 def _aligned(num_bytes: int) -> int:

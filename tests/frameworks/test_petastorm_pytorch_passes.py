@@ -47,6 +47,27 @@ def test_defect_5_2_6_the_last_partial_batch_does_not_come_again(numbers, loader
             assert [len(batch["id"]) for batch in batches] == [8] * 6 + [3]
 
 
+@pytest.mark.parametrize("loader_class", LOADERS)
+@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("shuffled", [0, 20])
+def test_the_length_is_that_of_the_loop_to_come(numbers, loader_class, factory, shuffled):
+    options = {"seed": 1, "num_epochs": 2, "cur_shard": 1, "shard_count": 3}
+    with loader_class(factory(numbers, **options), 5, shuffling_queue_capacity=shuffled) as loader:
+        for _ in range(3):
+            length = len(loader)
+            left = [len(loader) for _ in loader]
+            assert left[:-1] == list(range(length - 1, 0, -1))
+            assert length > 2
+
+
+def test_a_reader_that_is_at_its_end_begins_the_next_pass(numbers):
+    reader = make_reader(numbers, seed=1)
+    assert len(list(reader)) == NUM_ROWS
+    with DataLoader(reader, 8) as loader:
+        assert len(loader) == 7
+        assert sorted(ids(loader)) == list(range(NUM_ROWS))
+
+
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_each_pass_is_the_next_pass_of_the_reader(numbers, factory):
     with factory(numbers, seed=1, num_epochs=3) as reader:

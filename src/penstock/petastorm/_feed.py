@@ -324,13 +324,13 @@ class ReaderFeed(Feed):
         return {"version": 1, "reader": self._reader.state_dict(), "skip": self._rest}
 
     def rows_left(self) -> int:
-        """Return the rows that are left in this pass; TypeError where that is not known."""
+        """Return the rows that are left in this pass, at its end those of the next; TypeError where nobody knows."""
         job = self._reader._job
         spec = job.asked.transform_spec
         if job.asked.predicate is not None and not job.asked.exact:
             raise TypeError("no length: the predicate is applied on delivery (exact=False)")
-        if not self.is_batched:
-            return len(self._reader)
+        if not self.is_batched:  # at the end of a pass the reader has nothing left, its loader the next pass
+            return len(self._reader._loader if self._reader.last_row_consumed else self._reader)
         if spec is not None and spec.func is not None:
             raise TypeError("no length: the transform may change the number of rows")
         if self._reader.num_epochs is None:
@@ -365,8 +365,6 @@ def _next_built(reader: Reader) -> Built | None:
 def _rows_left(reader: Reader) -> int:
     """Return the rows in the batches that a batch reader has left in this pass; microseconds a row group."""
     with reader._lock:
-        if reader.last_row_consumed:
-            return 0
         reader._note()
         loader = reader._loader
         cursor, epochs = loader._now(), cast("int", reader.num_epochs)

@@ -121,6 +121,7 @@ class _FeedLoader(LoaderBase):
         self._windows = getattr(reader, "ngram", None) is not None
         self._mixed: tuple[int, int] | None = None
         """Rows of a pass that goes through a buffer (-1: unknown), and how many of them are out."""
+        self._begun = bool(getattr(reader, "last_row_consumed", False))
 
     def _batch(self, columns: dict[Any, Any]) -> Any:
         """Return what the user gets."""
@@ -153,7 +154,7 @@ class _FeedLoader(LoaderBase):
         self._feed.pause()
 
     def __len__(self) -> int:
-        """Return the batches left in this pass; TypeError where the reader cannot tell its rows."""
+        """Return the batches left in this pass, at its end those of the next; TypeError where nobody knows."""
         num_rows, out = self._mixed or (0, 0)
         if num_rows < 0:
             raise TypeError("no length: the reader does not tell its rows")

@@ -73,7 +73,9 @@ def _stored(array: pa.Array, kind: Fixed) -> Stacked:
 
 def fill_value(dtype: np.dtype[Any]) -> Any:
     """Return what stands under a mask: 0, False, NaN or NaT."""
-    return dtype.type("NaT") if dtype.kind in "mM" else dtype.type(np.nan if dtype.kind in "fc" else 0)
+    if dtype.kind in "mM":
+        return np.array("NaT", dtype)[()]  # with its unit: NumPy deprecates durations without one
+    return dtype.type(np.nan if dtype.kind in "fc" else 0)
 
 
 def _filled(values: NDArray[Any], valid: NDArray[np.bool_] | None) -> Stacked:

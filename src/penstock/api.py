@@ -28,11 +28,12 @@ from penstock.engine.take import take_rows
 from penstock.errors import NotSorted, PenstockWarning, PlanError
 from penstock.options import WINDOW_BYTES, LoaderOptions, Window, one_of
 from penstock.plan.items import Items
+from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -405,11 +406,18 @@ class Dataset:
             )
         return table
 
-    def _make_columns(self) -> tuple[Column, ...]:
-        schema, stored = self._source.unischema, self._source.arrow_schema
+    def _make_columns(self, undecoded: Collection[str] = ()) -> tuple[Column, ...]:
+        fields, stored = self._source.unischema.fields, self._source.arrow_schema
         return columns_of(
-            [schema.fields[name] for name in self._names], [stored.field(name).type for name in self._names]
+            [_as_bytes(fields[name]) if name in undecoded else fields[name] for name in self._names],
+            [stored.field(name).type for name in self._names],
         )
+
+    def _undecoded(self, names: Collection[str]) -> Dataset:
+        """Return the dataset with the cells of these columns as bytes in batches; its schema stays as it is."""
+        made = Dataset(self._source, self._selection, self._names, self._late)
+        made._columns = self._make_columns(names)
+        return made
 
     def _facts(self, items: Items | None = None) -> Facts:
         if not self._names:
@@ -429,6 +437,10 @@ class Dataset:
         columns = cast("tuple[Column, ...]", self._columns)
         finisher = Finisher(columns, None, skip=False)
         return Builder(self._source, self._selection, columns, finisher, BlockPool(keep=0), Stats(), 0, pad=False)
+
+
+def _as_bytes(field: UnischemaField) -> UnischemaField:
+    return UnischemaField(field.name, np.bytes_, (), None, field.nullable)
 
 
 def _as_cache(cache: Any) -> Any:

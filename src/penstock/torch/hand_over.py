@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from penstock.torch.device import DeviceTransform, Feed, check_device, mover_for, pinned
+from penstock.torch.gpu import on_gpu
 from penstock.torch.opened import Keywords, Opening, dataset_of, with_group
 from penstock.torch.tensors import converter
 
@@ -38,6 +39,7 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     group: Any = None,
     nulls: str | Iterable[str] = "mask",
     prefetch: int = 2,
+    decode: str = "cpu",
     columns: Iterable[Any] | None = None,
     filters: Any = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -63,6 +65,8 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
             parallelism, where the global rank is the wrong one. Default: see `rank` of `Dataset.loader`.
         nulls: "mask", "error", or names of columns; see `as_tensors`.
         prefetch: Batches that may wait on the device.
+        decode: "gpu": JPEG columns go to the CUDA device as bytes and are decoded there (needs torchvision); where that
+            cannot be done a warning says why, and the CPU decodes. See docs/gpu.md for when it pays.
         columns: Columns to read; see `penstock.open`.
         filters: Rows to keep; see `penstock.open`.
         storage_options: For opening a URL.
@@ -77,6 +81,10 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     after = None if device_transform is None else DeviceTransform(device_transform)
     opening = Opening(columns=columns, filters=filters, storage_options=storage_options, filesystem=filesystem)
     dataset = dataset_of(dataset_or_url, opening)
+    if decode != "cpu":
+        dataset, after, decoded = on_gpu(decode, dataset, where, after)
+        if decoded:  # nothing is left for more threads to do, and they would keep the one that feeds from its work
+            options.setdefault("workers", 2)
     native = dataset.loader(batch_size=batch_size, **with_group(options, group))
     if where.type == "cpu":
         return Loader(native, convert, after, pin=bool(pin_memory))

@@ -28,8 +28,8 @@ def pictures(tmp_path_factory):
     rows, columns = np.mgrid[0:48, 0:64]
 
     def row(i):
-        image = np.stack([rows * 5 + i, columns * 3, rows + columns + i], 2).astype(np.uint8)
-        return {"id": i, "image": image, "grey": (rows[:32, :32] * 7 + i).astype(np.uint8)}
+        image = np.stack([rows * 4 + i, columns * 3, rows + columns + i], 2).astype(np.uint8)  # smooth, no wrap
+        return {"id": i, "image": image, "grey": (rows[:32, :32] * 6 + i).astype(np.uint8)}
 
     folder = tmp_path_factory.mktemp("pictures") / "data"
     penstock.write([row(i) for i in range(40)], folder, schema=SCHEMA, rows_per_file=10)

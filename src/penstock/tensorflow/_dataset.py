@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from penstock.errors import LoaderClosed
 from penstock.plan import State
+from penstock.tensorflow._exit import exiting, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,11 +57,6 @@ def make_batches(loader: Loader, forms: Sequence[Form], rows: int | None) -> Bat
     if delivery._full is not None:
         made = made.take(delivery._full)
     return Batches(made.with_options(_options()), delivery, counted=False)
-
-
-def exiting() -> bool:
-    """Tell whether the interpreter is on its way out, while threads of TensorFlow still ask for batches."""
-    return not threading.main_thread().is_alive()
 
 
 def _options() -> Any:
@@ -117,6 +113,7 @@ class Delivery:
             self._will_count = self._resumed = False
             one = _One(self, batches)
             self._current = weakref.ref(one)
+            watch()
             return one
 
     def _made(self, one: _One, built: Built) -> None:

@@ -90,20 +90,7 @@ def forked(form, data):
     print("LEAVE", time.time(), flush=True)
 
 
-def killed_worker(form, data):
-    """A worker process dies: one of torch's errors, no hang."""
-    del form
-    running = iter(make("workers", data))
-    next(running)
-    os.kill(running._workers[0].pid, signal.SIGKILL)
-    try:
-        for _ in range(100_000):
-            next(running)
-    except (RuntimeError, OSError, EOFError):  # EOFError: it died while it handed a batch over
-        print("LEAVE", time.time(), flush=True)
-
-
-CASES = {f.__name__: f for f in (leave, raising, interrupted, broken_often, forked, killed_worker)}
+CASES = {f.__name__: f for f in (leave, raising, interrupted, broken_often, forked)}
 
 if __name__ == "__main__":
     CASES[sys.argv[1]](*sys.argv[2:])

@@ -161,9 +161,11 @@ def test_a_mask_does_not_hide_a_column(tmp_path: Path) -> None:
 def test_a_null_inside_a_list_is_an_error_and_pad_the_cure(tmp_path: Path) -> None:
     url = write(tmp_path / "a", x=pa.array([[1, None], [2]]), t=pa.array([["a", None], ["b"]]))
     for name in ("x", "t"):
-        with loader(url, batch_size=2, columns=[name]) as batches:
-            with pytest.raises(tf.errors.InvalidArgumentError, match=f"column '{name}' has a null inside"):
-                list(batches)
+        with (
+            loader(url, batch_size=2, columns=[name]) as batches,
+            pytest.raises(tf.errors.InvalidArgumentError, match=f"column '{name}' has a null inside"),
+        ):
+            list(batches)
     with loader(url, batch_size=2, columns=["x"], pad=0) as batches:
         assert only(batches)["x"].numpy().tolist() == [[1, 0], [2, 0]]
 
@@ -203,9 +205,11 @@ def test_what_has_no_tensor_form_is_refused_at_once_with_a_cure(tmp_path: Path) 
 
 def test_times_that_nanoseconds_cannot_tell_are_an_error_not_another_time(tmp_path: Path) -> None:
     days = pa.array([datetime.date(1, 1, 1), datetime.date(9999, 12, 31)])
-    with loader(write(tmp_path / "a", day=days), batch_size=2) as batches:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="column 'day' holds 0001-01-01 to 9999-12-31"):
-            list(batches)
+    with (
+        loader(write(tmp_path / "a", day=days), batch_size=2) as batches,
+        pytest.raises(tf.errors.InvalidArgumentError, match="column 'day' holds 0001-01-01 to 9999-12-31"),
+    ):
+        list(batches)
 
 
 # -- codecs -----------------------------------------------------------------------------------------------------------
@@ -317,16 +321,20 @@ def test_a_transform_that_changes_its_mind_is_told(tmp_path: Path) -> None:
         late = batch["x"][0] >= 50
         return {"x": batch["x"].astype(np.int32 if late else np.int64)}
 
-    with loader(url, batch_size=10, transform=transform) as batches:
-        with pytest.raises(tf.errors.OpError, match="column 'x' came as int32, where the element spec says int64"):
-            list(batches)
+    with (
+        loader(url, batch_size=10, transform=transform) as batches,
+        pytest.raises(tf.errors.OpError, match="column 'x' came as int32, where the element spec says int64"),
+    ):
+        list(batches)
 
     def drops(batch: dict[str, Any]) -> dict[str, Any]:
         return {"y": batch["x"]} if batch["x"][0] >= 50 else {"x": batch["x"]}
 
-    with loader(url, batch_size=10, transform=drops) as batches:
-        with pytest.raises(tf.errors.OpError, match="without the column 'x', only 'y'"):
-            list(batches)
+    with (
+        loader(url, batch_size=10, transform=drops) as batches,
+        pytest.raises(tf.errors.OpError, match="without the column 'x', only 'y'"),
+    ):
+        list(batches)
 
 
 def test_an_element_spec_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -348,7 +356,7 @@ def test_an_element_spec_is_taken_as_it_is(tmp_path: Path) -> None:
         assert not calls
         assert batches.element_spec["grid"] == spec["grid"]
         assert [batch["grid"].shape.as_list() for batch in batches] == [[30, 30, 2]] * 3 + [[10, 10, 2]]
-    with pytest.raises(PlanError, match="must be a tf.TensorSpec"):
+    with pytest.raises(PlanError, match=r"must be a tf\.TensorSpec"):
         loader(url, batch_size=30, element_spec={"x": tf.int64})
 
 

@@ -9,10 +9,6 @@ import pytest
 from tests.test_alias import run
 
 NAMES = {
-    "tf_utils": (
-        "tensorflow",
-        ["date_to_nsec_from_epoch", "make_namedtuple_tf_ngram", "make_petastorm_dataset", "tf_tensors"],
-    ),
     "spark": ("spark", ["SparkDatasetConverter", "make_spark_converter"]),
     "spark.spark_dataset_converter": (
         "spark",

@@ -271,6 +271,8 @@ class Reader:
         self._kept: Any = None
         self._mask: Any = None
         self._barren = 0
+        self._settle: Callable[[], None] | None = None
+        """Asks whoever hands whole batches over how far the consumer is, and sets the place."""
         self.last_row_consumed = False
 
     # -- iteration ------------------------------------------------------------------------------------------------
@@ -329,6 +331,8 @@ class Reader:
 
     def _note(self) -> None:
         """Tell the loader how far the consumer is."""
+        if self._settle is not None:
+            self._settle()
         if self._plan is None:
             return
         taken = self._taken

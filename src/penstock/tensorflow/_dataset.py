@@ -56,10 +56,10 @@ def make_batches(loader: Loader, forms: Sequence[Form], rows: int | None) -> Bat
     made = made.repeat()
     if delivery._full is not None:
         made = made.take(delivery._full)
-    return Batches(made.with_options(_options()), delivery, counted=False)
+    return Batches(made.with_options(no_running_ahead()), delivery, counted=False)
 
 
-def _options() -> Any:
+def no_running_ahead() -> Any:
     """Return options under which no stage runs ahead of the consumer that the user has not asked to."""
     options = tf.data.Options()
     for name in ("inject_prefetch", "map_parallelization", "seq_interleave_prefetch"):

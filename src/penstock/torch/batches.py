@@ -15,7 +15,7 @@ import pickle
 import uuid
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -23,6 +23,7 @@ from penstock.engine import host
 from penstock.errors import BudgetError, PenstockWarning, PlanError
 from penstock.torch.hand_over import Loader, start_of
 from penstock.torch.opened import Keywords, Opening, dataset_of, with_group
+from penstock.torch.post import Parcel, Receiver, Sender
 from penstock.torch.ship import Shipped
 from penstock.torch.tensors import converter
 from penstock.torch.turns import Turns, consumer_state
@@ -77,12 +78,14 @@ class Batches(IterableDataset):  # type: ignore[misc]
         self._turns: Turns | None = None
         self._remote = False
         """Whether batches have arrived from worker processes since a state was loaded."""
+        self._post: Sender | Receiver | None = None
+        """The memory that batches travel in, at this end."""
         _here[self._token] = self
 
     # -- other processes ------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        stays = {"_loader": None, "_turns": None, "_pid": -1, "_remote": False}
+        stays = {"_loader": None, "_turns": None, "_post": None, "_pid": -1, "_remote": False}
         return {**vars(self), **stays, "_at": self._next_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -97,7 +100,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
         """After a fork: let go of what belongs to the other process, connections and locks above all."""
         if os.getpid() == self._pid:
             return
-        self._at, self._loader, self._turns = self._next_state(), None, None
+        self._at, self._loader, self._turns, self._post = self._next_state(), None, None, None
         self._shipped = pickle.loads(pickle.dumps(self._shipped))
         self._pid = os.getpid()
 
@@ -118,7 +121,9 @@ class Batches(IterableDataset):  # type: ignore[misc]
             return iter(self._main())
         turns = self._worker(info)
         number, batches = turns.begin()
-        return _Sending(self._token, number, batches, turns, self._convert)
+        if not isinstance(self._post, Sender):
+            self._post = Sender()
+        return _Sending(_Origin(self._token, number, self._post), batches, turns, self._convert)
 
     def __len__(self) -> int:
         """Return the batches of a whole pass, wherever in it this is: what a DataLoader's `len` means."""
@@ -180,28 +185,38 @@ class Batches(IterableDataset):  # type: ignore[misc]
             except BudgetError as error:  # the window is the same for any number of workers
                 return self._shipped.dataset.loader(**{**options, "memory_bytes": error.least})
 
-    def _note(self, number: int) -> None:
-        """Note that a batch of a pass has arrived from a worker: the next iteration is the next pass."""
+    def _receive(self, parcel: Parcel, number: int) -> dict[str, Any]:
+        """Return a batch of a pass that has arrived from a worker: the next iteration is the next pass."""
         main = self._main()
         state, length = main.state_dict(), main.native._options.epochs or 1
         self._remote = True
         if state["epoch"] != (number + 1) * length:
             main._go_to(start_of(main.native, state, (number + 1) * length))
+        if not isinstance(self._post, Receiver):
+            self._post = Receiver()
+        return self._post.unpack(parcel, number)
+
+
+class _Origin(NamedTuple):
+    """Where a batch comes from: which `Batches`, which pass, and the memory it will travel in."""
+
+    token: str
+    number: int
+    sender: Sender
 
 
 class _Sending:
     """The iterator of a worker."""
 
-    def __init__(self, token: str, number: int, batches: Any, turns: Turns, convert: Any) -> None:
-        self._token, self._number = token, number
-        self._batches, self._turns, self._convert = batches, turns, convert
+    def __init__(self, origin: _Origin, batches: Any, turns: Turns, convert: Any) -> None:
+        self._origin, self._batches, self._turns, self._convert = origin, batches, turns, convert
 
     def __iter__(self) -> _Sending:
         return self
 
     def __next__(self) -> _Sent:
         batch = _Sent(self._convert(next(self._batches)))
-        batch.origin = self._token, self._number
+        batch.origin = self._origin
         self._turns.delivered()
         return batch
 
@@ -209,7 +224,7 @@ class _Sending:
 class _Sent(dict[str, Any]):
     """A batch on its way to another process, where it arrives as a plain dict."""
 
-    origin: tuple[str, int]
+    origin: _Origin
 
     def __copy__(self) -> _Sent:
         copy = _Sent(self)
@@ -217,12 +232,11 @@ class _Sent(dict[str, Any]):
         return copy
 
     def __reduce__(self) -> Any:
-        return _arrived, (dict(self), *self.origin)
+        token, number, sender = self.origin
+        return _arrived, (*sender.pack(dict(self)), token, number)
 
 
-def _arrived(batch: dict[str, Any], token: str, number: int) -> dict[str, Any]:
-    """Return a batch in the process that gets it, and note of which pass it is."""
-    owner = _here.get(token)
-    if owner is not None:
-        owner._note(number)
-    return batch
+def _arrived(content: dict[str, Any], memory: Any, sender: tuple[int, int], token: str, number: int) -> dict[str, Any]:
+    """Return a batch in the process that gets it."""
+    parcel, owner = Parcel(content, memory, sender), _here.get(token)
+    return Receiver().unpack(parcel, number) if owner is None else owner._receive(parcel, number)

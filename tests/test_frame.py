@@ -143,4 +143,4 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         assert "penstock = penstock.cli:main" in archive.read(entry).decode()
     assert "penstock/py.typed" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"penstock"}
-    assert not [name for name in names if "cache" in name]
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]

@@ -146,7 +146,8 @@ def test_a_state_resumes_exactly(url: str, stop: int) -> None:
         assert len(first.penstock) == 13 - stop
     with loader(url, **options) as second:
         second.load_state_dict(state)
-        assert len(second) == int(second.cardinality()) == (13 - stop or 13)
+        assert len(second) == (13 - stop or 13)
+        assert int(second.cardinality()) == 13  # of a whole pass: what Keras asks for
         rest = ids(second)
         assert len(second) == 13
         after = ids(second)
@@ -268,6 +269,35 @@ def test_fit_takes_it_and_a_callback_saves_exact_states(url: str) -> None:
         one = [(0, 8 * step) for step in range(1, 13)]
         assert places == [*one, (1, 0), *((1, position) for _, position in one), (2, 0)]
     assert gone()
+
+
+def test_fit_goes_on_from_a_state_and_takes_whole_epochs_after_it(url: str) -> None:
+    model = tf.keras.Sequential([tf.keras.Input([4, 3]), tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with loader(url, batch_size=8, shuffle=True) as batches:
+        iterator = iter(batches)
+        for _ in range(5):
+            next(iterator)
+        state = batches.state_dict()
+
+    def steps(**options: Any) -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+        note = tf.keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append((data.state_dict()["epoch"], batch))
+        )
+        model.fit(data, callbacks=[note], shuffle=False, verbose=0, **options)
+        return seen
+
+    with loader(url, batch_size=8, shuffle=True) as batches:
+        data = batches.map(lambda b: (tf.cast(b["image"], tf.float32), tf.cast(b["x"], tf.float32)))
+        data.load_state_dict(state)
+        first = steps(epochs=1, steps_per_epoch=len(data))
+        assert len(first) == 8
+        assert data.state_dict()["epoch"] == 1
+        assert len(steps(epochs=3, initial_epoch=1)) == 2 * 13
+        data.load_state_dict(state)
+        with pytest.warns(UserWarning, match="ran out of data"):  # Keras expects epochs of one length
+            assert len(steps(epochs=3)) == 8 + 2 * 13
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------

@@ -302,12 +302,18 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
             delivery._will_count = self._is_counted
         return super().__iter__()
 
-    def cardinality(self, name: str | None = None) -> Any:
-        """Return the number of batches that the next iteration gives, exact also after `load_state_dict`."""
-        if not tf.executing_eagerly():
-            return super().cardinality(name)
+    def __len__(self) -> int:
+        """Return the batches that the next iteration gives, exact: after `load_state_dict` those that are left.
+
+        `cardinality()` is that of a whole pass, also then: Keras takes it for the length of every epoch to come.
+        """
         length = self.penstock.next_length
-        return tf.constant(tf.data.INFINITE_CARDINALITY if length is None else length, tf.int64)
+        if length is None:
+            raise TypeError("the dataset is infinite: epochs is None")
+        return length
+
+    def __bool__(self) -> bool:
+        return True  # as every dataset of tf.data
 
     def map(self, map_func: Callable[..., Any], num_parallel_calls: Any = None, *args: Any, **keywords: Any) -> Batches:
         """Return the dataset with a function of tensors applied to every batch; see `tf.data.Dataset.map`."""

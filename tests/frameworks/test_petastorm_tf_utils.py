@@ -305,6 +305,15 @@ def test_a_field_without_a_type_in_tensorflow_is_refused(tmp_path: Path) -> None
         make_petastorm_dataset(reader)
 
 
+def test_types_that_petastorm_refused(tmp_path: Path) -> None:
+    table = {"big": pa.array([2**63], pa.uint64()), "half": pa.array(np.array([0.5], np.float16))}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    with make_reader(f"file://{tmp_path}") as reader:
+        [row] = list(make_petastorm_dataset(reader))
+    assert (row.big.dtype, row.half.dtype) == (tf.uint64, tf.float16)
+    assert int(row.big.numpy()) == 2**63
+
+
 # -- n-grams ----------------------------------------------------------------------------------------------------------
 
 

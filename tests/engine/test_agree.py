@@ -40,11 +40,13 @@ def test_columns_come_in_the_order_of_the_first_loader(tmp_path):
 def test_absent_columns_come_as_nulls_like_a_loader_gives_them(tmp_path):
     """The twin: the same columns, all null, read by a loader."""
     types = {name: column.type for name, column in mixed(np.arange(20)).items()}
+    if int(pa.__version__.split(".")[0]) < 16:  # such a pyarrow does not read null lists of fixed size
+        types = {name: kind for name, kind in types.items() if not pa.types.is_fixed_size_list(kind)}
 
     def nulls(rows):
         return {name: pa.array(rows) if name == "id" else pa.nulls(len(rows), kind) for name, kind in types.items()}
 
-    full = penstock.open(make_parquet(tmp_path / "full", [(20,)], columns=mixed))
+    full = penstock.open(make_parquet(tmp_path / "full", [(20,)], columns=mixed)).select(list(types))
     empty = penstock.open(make_parquet(tmp_path / "null", [(6,)], columns=nulls))
     bare = empty.select(["id"])
     with make([full, bare], missing="null", stop="all", shuffle=False) as mix, empty.loader(batch_size=4) as loader:

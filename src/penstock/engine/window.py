@@ -191,6 +191,8 @@ class Window:
         Later visits are left for later: a chunk at the border of two lanes is needed at both ends of the epoch, and
         must not stay in memory all the time between.
         """
+        if not force and self._soon_kept(chunk):
+            return None
         visits = work.visits_of(chunk)
         visits = visits[(work.first[visits] < end) & (work.last[visits] > tick)]
         first, until = int(work.first[visits].min()), int(work.last[visits].max())
@@ -224,16 +226,18 @@ class Window:
         while self._ahead and self._ahead[0][0] <= tick:
             self._ahead_now -= self._ahead.popleft()[1]
         ahead_bytes = self.ahead_bytes
-        if self.shelf is not None and chunk not in self.shelf and self._is_read(chunk):
-            return False  # soon it need not be read a second time
+        if self._soon_kept(chunk):
+            return False
         if self.shelf is not None and chunk in self.shelf:
             ahead_bytes = min(ahead_bytes, _COPIES_AHEAD * int(self.chunk_bytes[chunk]))
         if first > tick and self._ahead_now + int(self.chunk_bytes[chunk]) > ahead_bytes:
             return False
         return self._room_for(chunk, first, tick=tick, force=False)
 
-    def _is_read(self, chunk: int) -> bool:
-        """Tell whether the chunk is being read for any epoch."""
+    def _soon_kept(self, chunk: int) -> bool:
+        """Tell whether the chunk is being read for another epoch and will then be kept: no need to read it twice."""
+        if self.shelf is None or chunk in self.shelf:
+            return False
         found = (self.residents.get(self.key(work, chunk)) for work in self.works)
         return any(resident is not None and resident.loaded is None for resident in found)
 

@@ -58,7 +58,7 @@ def _scalar(field: UnischemaField, rng: np.random.Generator) -> Any:
     if dtype.kind in "iu" and pa.types.is_integer(stored := _stored(field)):
         limits = [np.iinfo(dtype), np.iinfo(stored.to_pandas_dtype())]
         low, high = max(int(limit.min) for limit in limits), min(int(limit.max) for limit in limits)
-        return dtype.type(rng.integers(low, high, dtype=dtype, endpoint=True))
+        return dtype.type(rng.integers(low, high, dtype=dtype.type, endpoint=True))
     if dtype.kind == "M" and pa.types.is_date(_stored(field)):
         return _array(dtype, (), rng).astype("M8[D]")[()]
     return _array(dtype, (), rng)[()]

@@ -85,7 +85,7 @@ def _dates(values: NDArray[Any], threshold: Any) -> Neighbours:
 def _floats(values: NDArray[Any], threshold: Any) -> Neighbours:
     limit = _largest_float(_number(threshold))
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is not close; a difference too large is infinite
-        close = np.diff(values) <= np.float64(limit)
+        close = np.diff(values).astype(np.float64) <= limit  # NumPy 1 would compare in the smaller precision
     return Neighbours(values[:-1] <= values[1:], close, np.isnan(values))
 
 

@@ -103,7 +103,9 @@ class FrameTransform:
 
         from penstock.dataset.predicates_view import to_series
 
-        frame = pd.DataFrame({name: to_series(values) for name, values in batch.items()}, copy=False)
+        # Plain numbers need no Series of their own, of which a table has many.
+        columns = {name: values if _is_plain(values) else to_series(values) for name, values in batch.items()}
+        frame = pd.DataFrame(columns, copy=False)
         del batch
         try:
             result = self.spec.func(frame)
@@ -183,6 +185,10 @@ def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
         stacked = _stacked([one if isinstance(one, np.ndarray) else np.asarray(one, dtype) for one in cells])
         return stacked if isinstance(stacked, np.ndarray) else objects_of(stacked)
     return values
+
+
+def _is_plain(values: Any) -> bool:
+    return type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biuf"
 
 
 def _from_series(series: Any) -> NDArray[Any]:

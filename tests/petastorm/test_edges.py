@@ -280,3 +280,9 @@ def test_native_specs_give_columns_as_batches_have_them(tmp_path):
     assert batch["text"].tolist() == ["a", "b", None]
     assert batch["maybe"].tolist() == [1, None, 3]
     assert batch["maybe"].dtype == np.float32
+
+
+@pytest.mark.parametrize("given", [{"cache_extra_settings": {"shards": 3}}, {"cache_row_size_estimate": 10}])
+def test_settings_that_a_memory_cache_does_not_have_are_refused(table, given):
+    with pytest.raises(ValueError, match="takes cache_size_limit only"):
+        make_reader(table, cache_type="memory", **given)

@@ -72,5 +72,10 @@ def make_cache(
     if cache_type == MEMORY_CACHE:
         if cache_location is not None:
             raise PlanError(f"cache_type='memory' has no place on disk; leave out cache_location={cache_location!r}")
+        if settings or cache_row_size_estimate is not None:
+            raise PlanError(
+                "cache_type='memory' takes cache_size_limit only; leave out cache_row_size_estimate and "
+                "cache_extra_settings"
+            )
         return MemoryCache() if cache_size_limit is None else MemoryCache(cache_size_limit)
     raise PlanError(f"cache_type must be None, 'null', 'local-disk' or 'memory'; got {cache_type!r}")

@@ -6,6 +6,7 @@ Everything is found by `penstock.storage`; here its filesystems are given out as
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
@@ -104,7 +105,7 @@ def get_filesystem_and_path_or_paths(
     return found, paths[0] if isinstance(urls, str) else paths
 
 
-def normalize_dataset_url_or_urls(dataset_url_or_urls: str | Sequence[str]) -> str | list[str]:
+def normalize_dataset_url_or_urls(dataset_url_or_urls: Any) -> str | list[str]:
     """Return a URL, or the URLs of a list, without slashes at the end.
 
     Raises:
@@ -114,18 +115,20 @@ def normalize_dataset_url_or_urls(dataset_url_or_urls: str | Sequence[str]) -> s
         if not dataset_url_or_urls:
             raise ValueError("the list of dataset URLs is empty; give at least one")
         return [normalize_dir_url(url) for url in dataset_url_or_urls]
-    return normalize_dir_url(dataset_url_or_urls)  # type: ignore[arg-type]
+    return normalize_dir_url(dataset_url_or_urls)
 
 
-def normalize_dir_url(dataset_url: str) -> str:
+def normalize_dir_url(dataset_url: str | os.PathLike[str]) -> str:
     """Return the URL of a folder as `penstock.open` takes it: no slashes at its end, `file:/x` (Spark's) as `file:///x`.
 
     Raises:
-        ValueError: It is no text.
+        ValueError: It is no text and no path.
 
     >>> normalize_dir_url("s3://bucket/data/"), normalize_dir_url("file:/data"), normalize_dir_url("file:///")
     ('s3://bucket/data', 'file:///data', 'file:///')
     """
+    if isinstance(dataset_url, os.PathLike):
+        dataset_url = os.fspath(dataset_url)
     if not isinstance(dataset_url, str):
         raise ValueError(  # noqa: TRY004 - what Petastorm raises
             f"a dataset URL is text such as 'file:///data/set' or 's3://bucket/set'; got {dataset_url!r}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,7 @@ class LoaderBase:
         self.close()
 
 
-class _FeedLoader(LoaderBase):
+class _FeedLoader(LoaderBase, ABC):
     """A loader that goes through a reader: batches, length and state."""
 
     def __init__(self, reader: Any, batch_size: int, shuffling_queue_capacity: int) -> None:
@@ -123,9 +124,9 @@ class _FeedLoader(LoaderBase):
         """Rows of a pass that goes through a buffer (-1: unknown), and how many of them are out."""
         self._begun = bool(getattr(reader, "last_row_consumed", False))
 
+    @abstractmethod
     def _batch(self, columns: dict[Any, Any]) -> Any:
         """Return what the user gets."""
-        raise NotImplementedError
 
     def _iter_impl(self) -> Iterator[Any]:
         if not self._feed.buffer_rows:

@@ -7,7 +7,6 @@ exactly, a reset at any moment. Reading, decoding and ordering are the engine's;
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,9 @@ from penstock.engine.build import MASK
 from penstock.errors import LoaderClosed, PenstockWarning
 from penstock.petastorm import _ask
 from penstock.petastorm._columns import columns_of, row_type, rows_of, windows_of
-from penstock.petastorm.cache import make_cache
+from penstock.petastorm.cache import LOCAL_DISK_CACHE, MEMORY_CACHE, NULL_CACHE, make_cache
 from penstock.petastorm.errors import NoDataAvailableError
+from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.plan.state import State
 
 if TYPE_CHECKING:
@@ -28,24 +28,15 @@ if TYPE_CHECKING:
     from penstock.engine.loader import Loader
     from penstock.plan import EpochPlan
 
-__all__ = ["LOCAL_DISK_CACHE", "MEMORY_CACHE", "NULL_CACHE", "Reader", "make_batch_reader", "make_reader"]
-
-LOCAL_DISK_CACHE = "local-disk"
-MEMORY_CACHE = "memory"
-NULL_CACHE = "null"
-
-
-def normalize_dataset_url_or_urls(dataset_url_or_urls: Any) -> Any:
-    """Return one URL, or a list of them, each without a slash at its end."""
-    from penstock.petastorm.fs_utils import normalize_dir_url
-
-    if isinstance(dataset_url_or_urls, list):
-        if not dataset_url_or_urls:
-            raise ValueError("the list of dataset URLs is empty; give at least one")
-        return [normalize_dataset_url_or_urls(url) for url in dataset_url_or_urls]
-    if isinstance(dataset_url_or_urls, os.PathLike):
-        dataset_url_or_urls = os.fspath(dataset_url_or_urls)
-    return normalize_dir_url(dataset_url_or_urls)
+__all__ = [
+    "LOCAL_DISK_CACHE",
+    "MEMORY_CACHE",
+    "NULL_CACHE",
+    "Reader",
+    "make_batch_reader",
+    "make_reader",
+    "normalize_dataset_url_or_urls",
+]
 
 
 def make_reader(  # noqa: PLR0913 -- Petastorm's signature

@@ -32,6 +32,8 @@ MAP = [
     {"torch", "tensorflow", "jax"},
     {"write"},
     {"spark"},
+    {"jobs"},
+    {"doctor"},
     {"tar"},
     {"cli"},
     {"bench"},

@@ -62,7 +62,9 @@ _SPARK = {
 _NUMPY: dict[str, Any] = {
     **{n: np.dtype(n).type for n in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
     **{n: np.dtype(n).type for n in ("float16", "float32", "float64")},
+    **{n: np.dtype(n).type for n in ("complex64", "complex128")},
     "datetime64": np.datetime64,
+    "timedelta64": np.timedelta64,
     "object_": np.object_,
     "bool_": np.bool_,
     "bool": np.bool_,  # NumPy 2's name

@@ -17,6 +17,7 @@ from penstock.write import write
 if TYPE_CHECKING:
     from penstock.alias import install_as_petastorm
     from penstock.engine.mix import Mix, mix
+    from penstock.jobs import map_files
     from penstock.storage.cache import MemoryCache
     from penstock.storage.disk_cache import DiskCache
 
@@ -36,6 +37,7 @@ __all__ = [
     "codecs",
     "errors",
     "install_as_petastorm",
+    "map_files",
     "mix",
     "open",
     "register_codec",
@@ -47,6 +49,7 @@ _LATE = {
     "MemoryCache": "penstock.storage.cache",
     "Mix": "penstock.engine.mix",
     "install_as_petastorm": "penstock.alias",
+    "map_files": "penstock.jobs",
     "mix": "penstock.engine.mix",
 }
 """Names that few programs use; the others need not wait for them."""

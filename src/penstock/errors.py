@@ -10,6 +10,7 @@ PenstockError (Exception)
   CodecError (ValueError)           a codec that is not registered, or whose stored state is not understood
   MetadataError (ValueError)        stored metadata that is damaged or asks for what is not allowed
   DatasetNotFound (FileNotFoundError)
+    DatasetIncomplete               its writing has begun and not ended; says how to resume or discard it
   DatasetExists (FileExistsError)
   BadFile (OSError)                 a file, row group or page that cannot be read; carries .path .row_group .column
   DecodeError (ValueError)          a cell that cannot be decoded; carries .path .row_group .row .column
@@ -20,13 +21,14 @@ PenstockError (Exception)
   StateMismatch (ValueError)        a state that belongs to another dataset, selection or seed
   LoaderClosed (RuntimeError)       a loader used after close() or in a forked child
   WorkerDied (RuntimeError)         a process of the pool ended by itself
+  JobFailed (RuntimeError)          files of a job could not be made; carries .report
   InternalError (RuntimeError)      a bug of ours; please report
 """
 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,6 +63,10 @@ class MetadataError(PenstockError, ValueError):
 
 class DatasetNotFound(PenstockError, FileNotFoundError):
     """Nothing to read at that place."""
+
+
+class DatasetIncomplete(DatasetNotFound):
+    """A dataset is still being written, or its writer died before the end."""
 
 
 class DatasetExists(PenstockError, FileExistsError):
@@ -131,6 +137,14 @@ class LoaderClosed(PenstockError, RuntimeError):
 
 class WorkerDied(PenstockError, RuntimeError):
     """A process of the pool ended by itself."""
+
+
+class JobFailed(PenstockError, RuntimeError):
+    """Files of a job could not be made; `report` says which and why, once the job is over."""
+
+    def __init__(self, message: str, *, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class InternalError(PenstockError, RuntimeError):

@@ -81,8 +81,8 @@ class ProcessFinisher:
             target=_serve, args=(theirs, self._payload.pickled, keep), name="penstock-worker", daemon=True
         )
         # A process that is still importing would print a traceback at Ctrl-C.
-        hidden = contextlib.nullcontext() if self._payload.needs_script else _main_left_alone()
-        with _choice_left_open(), _ctrl_c_later(self._context.get_start_method()), hidden:
+        hidden = contextlib.nullcontext() if self._payload.needs_script else main_left_alone()
+        with choice_left_open(), ctrl_c_later(self._context.get_start_method()), hidden:
             self._process.start()
         theirs.close()
         # multiprocessing's own exit function would end our process from a forked child of the user's as well; ours ends
@@ -139,7 +139,7 @@ class ProcessFinisher:
     def _died(self) -> WorkerDied:
         self._process.join(1)
         code = self._process.exitcode
-        how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {_signal_name(-code)}"
+        how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {signal_name(-code)}"
         hint = '; pool="serial" runs the same in this process, which may tell more'
         if code == -9:
             hint = "; the system kills processes when memory runs out: lower memory_bytes or workers"
@@ -244,7 +244,7 @@ def _refuse_while_importing_main() -> None:
 
 
 @contextlib.contextmanager
-def _choice_left_open() -> Iterator[None]:
+def choice_left_open() -> Iterator[None]:
     """Keep the start method open: multiprocessing fixes its default for good when a process is spawned.
 
     Otherwise the next loader would take that default (fork, on Linux) for the user's choice, and a user could not set
@@ -260,7 +260,7 @@ def _choice_left_open() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _main_left_alone() -> Iterator[None]:
+def main_left_alone() -> Iterator[None]:
     """Start a process that does not import the user's script: it needs nothing of it.
 
     A script without `if __name__ == "__main__":` works then, and one that imports a framework is not imported again.
@@ -279,7 +279,7 @@ def _main_left_alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ctrl_c_later(method: str) -> Iterator[None]:
+def ctrl_c_later(method: str) -> Iterator[None]:
     """Hold Ctrl-C back, here and in processes started here, which let it through once they are ready for it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -295,7 +295,7 @@ def _ctrl_c_later(method: str) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no name

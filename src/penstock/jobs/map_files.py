@@ -1,0 +1,185 @@
+"""`penstock.map_files`: apply a function or a program to many files, in parallel, so that it can be run again.
+
+The only file of this package that sees all its parts: `pairs` says which file becomes which, `executors` where attempts
+run, `task` what an attempt is, `report` what became of it. Retries live here, alike for all executors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import JobFailed, PlanError
+from penstock.jobs.command import Command
+from penstock.jobs.executors import make_executor
+from penstock.jobs.files import sweep, there
+from penstock.jobs.pairs import Store, make_pairs
+from penstock.jobs.report import FailedAttempt, Report
+from penstock.jobs.task import Job, Outcome, Task, failure
+from penstock.options import one_of
+from penstock.progress import Progress, progress
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from penstock.jobs.executors import Executor
+    from penstock.jobs.pairs import Outputs
+
+logger = logging.getLogger(__name__)
+
+RETRIES = 2
+
+
+def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
+    fn: Callable[[str, str], object] | Sequence[str | os.PathLike[str]],
+    inputs: Any,
+    outputs: Outputs | None = None,
+    *,
+    executor: Any = "local",
+    workers: int | None = None,
+    retries: int = RETRIES,
+    skip_existing: bool = True,
+    stage: bool = True,
+    on_error: Literal["raise", "skip"] = "raise",
+    executor_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+) -> Report:
+    """Call `fn(input_path, output_path)` for many files in parallel; return what was done.
+
+    Every output appears whole or not at all: `fn` writes to a hidden name, which becomes the output when `fn` has
+    returned. So a job that was interrupted, in whatever way, is simply run again: what is there is skipped. Files are
+    taken in order and finish in any. What `fn` returns is dropped.
+
+        >>> penstock.map_files(shrink, "raw/*.tar", "small/")
+        >>> penstock.map_files(shrink, "s3://b/raw-{0000..0999}.tar", "s3://b/small-{0000..0999}.tar", executor="ray")
+        >>> penstock.map_files(["ffmpeg", "-i", "{input}", "{output}"], "videos/*.mov", "videos/{stem}.mp4")
+
+    Args:
+        fn: A function of two paths, or a program as a list of words, in which `{input}` and `{output}` stand for the
+            paths; one that is not named is the program's standard input or output.
+        inputs: A pattern, a folder, numbered names (`{0000..0147}`), a file, or a list of files. Without `outputs`:
+            pairs of (input, output), or a dict.
+        outputs: A folder, a template with `{name}`, `{stem}`, `{suffix}`, `{relative}` (path below the pattern's or
+            input's folder) or `{index}` (`{index:05d}`), numbered names, a list, or a function of the input.
+        executor: "local" (processes of this machine), "ray", "spark" (the active session), "serial" (here, for
+            debugging), or any object with a `submit` like those of `concurrent.futures`.
+        workers: Attempts at once; default: the cores of this machine, or as many as the cluster takes.
+        retries: Further attempts at a file after the first one failed or lost its worker.
+        skip_existing: Leave out files whose output is there. False: make them again, each replaced in one step.
+        stage: Whether `fn` gets local copies of what lies on a store. False: it gets URLs, and what it uploads to the
+            hidden URL it is given is moved in place.
+        on_error: "raise" once all files have been tried, or "skip": only list failures in the report.
+        executor_options: Keywords of `ray.remote`, such as `{"num_cpus": 4}`.
+        storage_options: For the filesystem of URLs.
+        filesystem: A pyarrow or fsspec filesystem to use instead.
+
+    Raises:
+        JobFailed: Files are left without output; its `report` and its message list them, with attempt and cause.
+        PlanError: Inputs and outputs do not fit together, or `fn` cannot be sent to other processes.
+        DatasetNotFound: A pattern or folder holds nothing.
+    """
+    one_of("on_error", on_error, ("raise", "skip"))
+    _check_counts(retries, workers)
+    store = Store(storage_options, filesystem)
+    pairs = make_pairs(inputs, outputs, store)
+    targets = [output for _, output in pairs]
+    skipped = there(store, targets) if skip_existing else set()
+    tasks = [Task(index, *pair, attempt=1) for index, pair in enumerate(pairs) if pair[1] not in skipped]
+    run = _Run(retries)
+    with _scratch(executor) as scratch, contextlib.ExitStack() as after:
+        job = Job(_function(fn), store, skip_existing, stage, scratch)
+        engine = make_executor(executor, job, workers, executor_options)
+        if tasks:
+            after.callback(sweep, store, targets)
+            after.enter_context(engine)
+            run.drive(tasks, engine, after.enter_context(progress(len(tasks), _label(fn), unit="files")))
+    report = run.report(tuple(output for output in targets if output in skipped))
+    if report.failed and on_error == "raise":
+        raise JobFailed(report.failure_text(), report=report)
+    return report
+
+
+class _Run:
+    """The loop of a job: submit, wait, retry."""
+
+    def __init__(self, retries: int) -> None:
+        self._most = retries + 1
+        self._done: dict[int, str] = {}
+        self._failed: list[FailedAttempt] = []
+
+    def drive(self, tasks: Sequence[Task], engine: Executor, bar: Progress) -> None:
+        """Bring every task to its end: done, or failed for the last time."""
+        waiting, running = deque(tasks), dict[Future[Outcome], Task]()
+        while waiting or running:
+            while waiting and len(running) < engine.room:
+                task = waiting.popleft()
+                running[engine.submit(task)] = task
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                task = running.pop(future)
+                again = self._settle(task, _outcome(future))
+                if again is not None:
+                    waiting.append(again)  # behind the others: what was wrong may have passed by then
+                else:
+                    bar.update()
+
+    def _settle(self, task: Task, outcome: Outcome) -> Task | None:
+        """Note how an attempt ended; return the next attempt, if there is to be one."""
+        if outcome.cause is None:
+            self._done[task.index] = task.output
+            return None
+        final = task.attempt >= self._most
+        failed = FailedAttempt(task.input, task.output, task.attempt, outcome.cause, outcome.traceback, final)
+        self._failed.append(failed)
+        if final:
+            return None
+        logger.info("%s; it is tried again, %d of %d", failed, task.attempt + 1, self._most)
+        return replace(task, attempt=task.attempt + 1)
+
+    def report(self, skipped: tuple[str, ...]) -> Report:
+        """Return what became of all files."""
+        return Report(tuple(self._done[index] for index in sorted(self._done)), skipped, tuple(self._failed))
+
+
+def _outcome(future: Future[Outcome]) -> Outcome:
+    """Return how an attempt ended; a lost worker, whatever its engine says of it, is a failed attempt."""
+    try:
+        return future.result()
+    except (Exception, CancelledError) as error:  # noqa: BLE001 -- every engine has its own class for a lost worker
+        return replace(failure(error), traceback="")
+
+
+def _function(fn: Any) -> Callable[[str, str], object]:
+    if isinstance(fn, list | tuple):
+        return Command.of(fn)
+    if isinstance(fn, str):
+        raise PlanError(f"a program is given as a list of words, {fn.split()!r}, not as one text: no shell is involved")
+    if not callable(fn):
+        raise PlanError(f"fn must be a function of (input_path, output_path) or a list of words; got {fn!r}")
+    return fn  # type: ignore[no-any-return]
+
+
+def _label(fn: Any) -> str:
+    return str(fn[0]) if isinstance(fn, list | tuple) else getattr(fn, "__name__", type(fn).__name__)
+
+
+def _check_counts(retries: int, workers: int | None) -> None:
+    for name, value, least in (("retries", retries, 0), ("workers", workers, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise PlanError(f"{name} must be a whole number of at least {least}; got {value!r}")
+
+
+@contextlib.contextmanager
+def _scratch(executor: Any) -> Iterator[str | None]:
+    """Give a folder for downloads and uploads of workers on this machine; removed at the end, also if one is killed."""
+    if executor not in ("local", "serial"):
+        yield None  # workers elsewhere have folders of their own
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as folder:
+        yield folder

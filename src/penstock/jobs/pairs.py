@@ -1,0 +1,224 @@
+"""What the user wrote to one list of (input, output): patterns, numbered names, folders, templates, pairs.
+
+First stage of a job. Lists folders where a pattern asks for it, opens nothing. An input may be read by several pairs;
+an output belongs to exactly one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow.fs import FileType
+
+from penstock.errors import DatasetNotFound, PlanError, close_names
+from penstock.storage import expand_glob, has_magic, list_files, resolve
+
+Path = str | os.PathLike[str]
+Pair = tuple[str, str]
+Outputs = Path | Sequence[Path] | Callable[[str], Path]
+
+FIELDS = ("name", "stem", "suffix", "relative", "index")
+"""What a template of outputs may name."""
+_BRACES = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([^{}]*,[^{}]*))\}")
+_FIELD = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where relative names and URLs lead."""
+
+    storage_options: Mapping[str, Any] | None
+    filesystem: Any
+
+    def resolve(self, path: str) -> tuple[Any, str]:
+        """Return filesystem and path of a name."""
+        return resolve(path, storage_options=self.storage_options, filesystem=self.filesystem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    path: str
+    relative: str
+    """Path below the folder or pattern it was found with; else the name."""
+
+
+def make_pairs(inputs: Any, outputs: Outputs | None, store: Store) -> list[Pair]:
+    """Return every (input, output), in the order of the inputs.
+
+    Raises:
+        PlanError: inputs and outputs do not fit together, or two inputs would have one output.
+        DatasetNotFound: a pattern or folder holds nothing.
+    """
+    if outputs is None:
+        pairs = _given(inputs)
+    else:
+        found = _inputs(inputs, store)
+        pairs = list(zip([one.path for one in found], _outputs(found, outputs, inputs), strict=True))
+    _check(pairs, store)
+    return pairs
+
+
+def expand_braces(text: str) -> list[str]:
+    """Expand `{000..147}` and `{a,b}` as a shell does, leftmost slowest; a text without them gives itself.
+
+    >>> expand_braces("x-{08..10}.tar")
+    ['x-08.tar', 'x-09.tar', 'x-10.tar']
+    """
+    match = _BRACES.search(text)
+    if match is None:
+        return [text]
+    head, tail = text[: match.start()], expand_braces(text[match.end() :])
+    return [f"{head}{word}{rest}" for word, rest in itertools.product(_words(match), tail)]
+
+
+def _words(match: re.Match[str]) -> list[str]:
+    first, last, listed = match.groups()
+    if listed is not None:
+        return [str(word) for word in listed.split(",")]
+    step = 1 if int(first) <= int(last) else -1
+    padded = any(number.lstrip("-").startswith("0") and len(number.lstrip("-")) > 1 for number in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    return [f"{number:0{width}d}" for number in range(int(first), int(last) + step, step)]
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def _given(pairs: Any) -> list[Pair]:
+    listed = list(pairs.items()) if isinstance(pairs, Mapping) else None
+    if listed is None and isinstance(pairs, Iterable) and not isinstance(pairs, str | bytes):
+        listed = list(pairs)
+    if listed is None:
+        raise PlanError(
+            f"map_files got inputs {pairs!r} and no outputs; pass outputs= (a folder, a template such as "
+            "'out/{name}', a list), or pairs [(input, output), ...] instead of inputs"
+        )
+    for index, pair in enumerate(listed):
+        if isinstance(pair, str | bytes | os.PathLike) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise PlanError(f"pair {index} must be (input, output); got {pair!r}. For plain inputs pass outputs= too")
+    return [(_text(one), _text(other)) for one, other in listed]
+
+
+def _text(path: Any) -> str:
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise PlanError(f"inputs and outputs are paths or URLs as text; got {path!r}")
+    return text
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _inputs(inputs: Any, store: Store) -> list[_Input]:
+    if isinstance(inputs, str | os.PathLike):
+        return [one for text in expand_braces(_text(inputs)) for one in _found(text, store)]
+    if not isinstance(inputs, Iterable):
+        raise PlanError(f"inputs are a path, a pattern, a folder or a list of paths; got {inputs!r}")
+    texts = [_text(one) for one in inputs]
+    return [_Input(text, posixpath.basename(text.rstrip("/"))) for text in texts]
+
+
+def _found(text: str, store: Store) -> list[_Input]:
+    """Return what a single name stands for: the files of a pattern or folder, else itself."""
+    fs, path = store.resolve(text)
+    if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
+        base, infos = expand_glob(fs, path)
+        files = [info.path for info in infos if info.type == FileType.File]
+        if not files:
+            raise DatasetNotFound(f"no file matches {text!r}; check the pattern, or the folder {base!r}")
+        return [_Input(_like(text, path, one), one.removeprefix(base).lstrip("/")) for one in files]
+    if fs.get_file_info(path).type == FileType.Directory:
+        names = [name for name, _ in list_files(fs, path)]
+        if not names:
+            raise DatasetNotFound(f"the folder {text!r} holds no files (hidden names do not count)")
+        return [_Input(_like(text, path, posixpath.join(path, name)), name) for name in names]
+    return [_Input(text, posixpath.basename(path))]
+
+
+def _like(source: str, path: str, found: str) -> str:
+    """Return `found`, a path on the filesystem, as the user writes it: with the scheme and host of `source`."""
+    if "://" not in source or "://" in found or source.lower().startswith("file:"):
+        return found
+    source = source.rstrip("/")
+    if source.endswith(path):
+        return source[: len(source) - len(path)] + found
+    return f"{source.split('://', 1)[0]}://{found}"
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def _outputs(found: Sequence[_Input], outputs: Any, inputs: Any) -> list[str]:
+    if callable(outputs):
+        return [_text(outputs(one.path)) for one in found]
+    if isinstance(outputs, str | os.PathLike):
+        return _from_text(found, _text(outputs), single=_is_single(found, inputs))
+    listed = [_text(one) for one in outputs]
+    if len(listed) != len(found):
+        raise PlanError(f"{len(found):,} inputs and {len(listed):,} outputs: each input needs its own output")
+    return listed
+
+
+def _is_single(found: Sequence[_Input], inputs: Any) -> bool:
+    """Whether the user named one file, so that the output names one too."""
+    return isinstance(inputs, str | os.PathLike) and len(found) == 1 and found[0].path == os.fspath(inputs)
+
+
+def _from_text(found: Sequence[_Input], text: str, *, single: bool) -> list[str]:
+    numbered = expand_braces(text)
+    if len(numbered) > 1:
+        if len(numbered) != len(found):
+            raise PlanError(f"{len(found):,} inputs, and {text!r} names {len(numbered):,} outputs")
+        return numbered
+    if _FIELD.search(text):
+        return [_fill(text, one, index) for index, one in enumerate(found)]
+    if single and not text.endswith("/") and not os.path.isdir(text):
+        return [text]
+    return [f"{text.rstrip('/')}/{one.relative}" for one in found]  # a folder
+
+
+def _fill(template: str, one: _Input, index: int) -> str:
+    name = posixpath.basename(one.path.replace(os.sep, "/"))
+    stem, suffix = posixpath.splitext(name)
+    values = {"name": name, "stem": stem, "suffix": suffix, "relative": one.relative, "index": index}
+
+    def value(match: re.Match[str]) -> str:
+        field, _, form = match[1].partition(":")
+        if field not in values:
+            raise PlanError(f"outputs={template!r}: no field {match[0]!r}; {close_names(field, FIELDS)}")
+        return format(values[field], form)
+
+    return _FIELD.sub(value, template)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _check(pairs: Sequence[Pair], store: Store) -> None:
+    owner: dict[str, str] = {}
+    for source, target in pairs:
+        path = _key(target, store)
+        if path == _key(source, store):
+            raise PlanError(f"{source!r} is input and output at once; write the output somewhere else")
+        if path in owner:
+            raise PlanError(
+                f"two inputs have the output {target!r}: {owner[path]!r} and {source!r}; "
+                "use outputs='folder/{relative}' or '{index}', or give the outputs one by one"
+            )
+        owner[path] = source
+
+
+def _key(path: str, store: Store) -> str:
+    """Return one name for one place, without asking a store: `a/../b` and `./b` are the same file."""
+    if "://" in path and not path.lower().startswith("file:"):
+        return path
+    return path if store.filesystem is not None else store.resolve(path)[1]

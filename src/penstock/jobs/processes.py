@@ -1,0 +1,186 @@
+"""Worker processes on this machine: each owned by a thread that sees it die and starts another one.
+
+`executors` hands tasks to the threads; a thread has one task with its process at a time. Liveness:
+
+- a process that dies (killed, out of memory, a crash in native code) shows as a closed pipe: the attempt is
+  `WorkerDied` and the next task gets a new process;
+- success, error, Ctrl-C: `close` kills the processes with all they have started, then the threads end;
+- this process killed: every worker watches for that and ends with all it has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import connection as mp_connection
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine.process import choice_left_open, ctrl_c_later, main_left_alone, signal_name
+from penstock.errors import PlanError, WorkerDied
+from penstock.jobs.task import failure, run
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from penstock.jobs.task import Job, Outcome, Task
+
+_starting = threading.Lock()
+"""Starting hides the user's script from the new process, for a moment, for all threads."""
+
+
+class LocalPool:
+    """Runs tasks in `workers` processes; a context manager."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self.room = workers
+        self._payload, self._needs_script = _pickled(job)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="penstock-job")
+        self._mine = threading.local()
+        self._workers: list[_Worker] = []
+        self._closed = False
+
+    def submit(self, task: Task) -> Future[Outcome]:
+        """Run a task in the next free process."""
+        return self._threads.submit(self._run, task)
+
+    def _run(self, task: Task) -> Outcome:
+        worker = getattr(self._mine, "worker", None)
+        if worker is None:
+            worker = self._mine.worker = self._start()
+        try:
+            return worker.ask(task)
+        except (EOFError, OSError) as error:
+            self._mine.worker = None
+            raise worker.died() from error
+
+    def _start(self) -> _Worker:
+        with _starting:
+            if self._closed:
+                raise WorkerDied("the job has ended")
+            worker = _Worker(self._payload, needs_script=self._needs_script)
+            self._workers.append(worker)
+        return worker
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with _starting:
+            self._closed = True
+        for worker in self._workers:
+            worker.end()
+        self._threads.shutdown(cancel_futures=True)
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self, payload: bytes, *, needs_script: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ended = False
+        self._pipe, theirs = context.Pipe(duplex=True)
+        # Not a daemon: the user's function may start processes of its own.
+        self._process = context.Process(target=_serve, args=(theirs, payload), name="penstock-job", daemon=False)
+        hidden = contextlib.nullcontext() if needs_script else main_left_alone()
+        with choice_left_open(), ctrl_c_later("spawn"), hidden:
+            self._process.start()
+        theirs.close()
+        # multiprocessing would wait for it at exit; `end` is what ends it.
+        getattr(multiprocessing.process, "_children", set()).discard(self._process)
+
+    def ask(self, task: Task) -> Outcome:
+        """Send a task and wait for its outcome, or for the end of the process."""
+        self._pipe.send_bytes(pickle.dumps(task))
+        ready = mp_connection.wait([self._pipe, self._process.sentinel])
+        if self._pipe not in ready and not self._pipe.poll():
+            raise EOFError
+        outcome: Outcome = pickle.loads(self._pipe.recv_bytes())
+        return outcome
+
+    def died(self) -> WorkerDied:
+        """Return the error for a process that has gone, and remove what it has started."""
+        mp_connection.wait([self._process.sentinel], 1)  # not join: its number must stay taken until `end` is through
+        self.end()
+        code = self._process.exitcode
+        how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {signal_name(-code)}"
+        hint = ""
+        if code == -9:
+            hint = "; the system kills processes when memory runs out: fewer workers= may help"
+        elif code == 1:
+            hint = "; see its traceback above: a script that starts processes needs `if __name__ == '__main__':`"
+        return WorkerDied(f"the worker process (pid {self._process.pid}) {how}{hint}")
+
+    def end(self) -> None:
+        """Kill the process and all it has started. Twice does no harm."""
+        ended, self._ended = self._ended, True
+        pid = self._process.pid
+        if ended or pid is None:
+            return
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # its group has its number, and is empty where nothing is left
+        self._process.kill()
+        self._process.join()
+
+
+def _pickled(job: Job) -> tuple[bytes, bool]:
+    """Return the job for other processes, and whether they must import the user's script to find its function."""
+    try:
+        plain: bytes | None = pickle.dumps(job)
+        failure: Exception | None = None
+    except Exception as error:  # noqa: BLE001 -- a user's object may raise anything when pickled
+        plain, failure = None, error
+    if plain is not None and b"_main__" not in plain:
+        return plain, False
+    try:
+        import cloudpickle
+
+        return cloudpickle.dumps(job), False
+    except ImportError:
+        pass
+    except Exception as error:  # noqa: BLE001 -- as above
+        failure = error
+    if plain is not None:
+        return plain, True
+    raise PlanError(
+        f"the function cannot be sent to other processes: {failure}; define it at the top level of a module, make what "
+        "it needs inside it, or pip install cloudpickle"
+    ) from failure
+
+
+# -- the other process -------------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection, payload: bytes) -> None:
+    """Run tasks until the pipe closes; runs in the process."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # a group of its own: what it starts ends with it, and Ctrl-C goes to the parent alone
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # programs that it starts would inherit an ignored one
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_watch_parent, daemon=True).start()
+    job: Any = None
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            task = pickle.loads(pipe.recv_bytes())
+            try:
+                job = pickle.loads(payload) if job is None else job
+                outcome = run(job, task)
+            except Exception as error:  # noqa: BLE001 -- what the function needs may not be importable here
+                outcome = failure(error)
+            pipe.send_bytes(pickle.dumps(outcome))
+
+
+def _watch_parent() -> None:
+    """End this process, and all it has started, when its parent is gone: nobody waits for the outcome any more."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        mp_connection.wait([parent.sentinel])
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

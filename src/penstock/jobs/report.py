@@ -1,0 +1,65 @@
+"""What became of a job: the values that `map_files` returns or raises, and how they read.
+
+Filled by `map_files`; pure values that can be pickled, compared and printed. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.display import count_text
+
+MOST_SHOWN = 20
+"""Failures that a message lists; the report holds them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """One attempt at one file that failed."""
+
+    input: str
+    output: str
+    attempt: int
+    """Counted from 1."""
+    cause: str
+    """The error in one line: its type and message, or how the worker ended."""
+    traceback: str
+    """The error in full where it was raised in Python; else empty."""
+    final: bool
+    """Whether it was the last one: there is no output."""
+
+    def __str__(self) -> str:
+        return f"{self.input} -> {self.output}, attempt {self.attempt}: {self.cause}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `penstock.map_files` did."""
+
+    done: tuple[str, ...]
+    """Outputs written by this run, in the order of the inputs."""
+    skipped: tuple[str, ...]
+    """Outputs that were there already."""
+    failed_attempts: tuple[FailedAttempt, ...]
+    """Every attempt that failed, those that a later one made up for included, in the order in which they failed."""
+
+    @property
+    def failed(self) -> tuple[FailedAttempt, ...]:
+        """The last attempt at each file that has no output."""
+        return tuple(attempt for attempt in self.failed_attempts if attempt.final)
+
+    def __str__(self) -> str:
+        made_up = len(self.failed_attempts) - len(self.failed)
+        text = f"{len(self.done):,} done, {len(self.skipped):,} skipped, {len(self.failed):,} failed"
+        return f"{text} ({count_text(made_up, 'failed attempt')} made up for)" if made_up and not self.failed else text
+
+    def failure_text(self) -> str:
+        """Return what an error says: how many failed, which, why, and what to do."""
+        failed = self.failed
+        total = len(failed) + len(self.done) + len(self.skipped)
+        head = f"{len(failed):,} of {count_text(total, 'file')} failed; the other outputs are complete"
+        lines = [f"{head}, and running the same call again tries only the ones that are missing:"]
+        lines += [f"  {attempt}" for attempt in failed[:MOST_SHOWN]]
+        if len(failed) > MOST_SHOWN:
+            lines.append(f"  ... and {len(failed) - MOST_SHOWN:,} more: see the report of this error")
+        return "\n".join(lines)

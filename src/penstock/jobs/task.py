@@ -1,0 +1,92 @@
+"""One attempt at one file: what runs in a worker, wherever that is.
+
+`map_files` sends a `Job` once and a `Task` for every attempt; `run` brings the input near, calls the user's function,
+commits the output and answers with a small value. It raises nothing of the user's: errors travel as text, because an
+exception may not be picklable. Does not retry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.jobs.files import committed, committed_url, exists, is_local, near
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.jobs.pairs import Store
+
+BACKOFF_S = 0.1
+"""Pause before the second attempt; doubled for every further one. A store that says "slow down" is given time."""
+_MOST_BACKOFF_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is the same for all files."""
+
+    function: Callable[[str, str], object]
+    store: Store
+    skip_existing: bool
+    stage: bool
+    """Whether the function gets local paths for what lies on a store."""
+    scratch: str | None
+    """Folder for downloads and uploads; None: the worker's own temporary folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One attempt."""
+
+    index: int
+    input: str
+    output: str
+    attempt: int
+    """Counted from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended."""
+
+    cause: str | None = None
+    """The error in one line; None: it ended well."""
+    traceback: str = ""
+
+
+def run(job: Job, task: Task) -> Outcome:
+    """Make one attempt; never raises for what the function, a file or a store does."""
+    try:
+        if task.attempt > 1:
+            time.sleep(min(_MOST_BACKOFF_S, BACKOFF_S * 2 ** (task.attempt - 2)))
+            # The attempt before may have ended well on a worker that was lost before it could say so.
+            if job.skip_existing and exists(job.store, task.output):
+                return Outcome()
+        _apply(job, task)
+    except Exception as error:  # noqa: BLE001 -- a user's function may raise anything; it is reported
+        return failure(error)
+    return Outcome()
+
+
+def failure(error: BaseException) -> Outcome:
+    """Return an error as an outcome."""
+    message = " ".join(str(error).split())
+    return Outcome(f"{type(error).__name__}: {message}", "".join(traceback.format_exception(error)))
+
+
+def _apply(job: Job, task: Task) -> None:
+    store, scratch = job.store, job.scratch
+    with contextlib.ExitStack() as places:
+        if job.stage or is_local(store, task.input):
+            source = places.enter_context(near(store, task.input, scratch))
+        else:
+            source = task.input
+        if job.stage or is_local(store, task.output):
+            target = places.enter_context(committed(store, task.output, scratch))
+        else:
+            target = places.enter_context(committed_url(store, task.output))
+        job.function(source, target)

@@ -1,0 +1,133 @@
+"""Which file becomes which: patterns, folders, numbered names, templates, pairs, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from penstock.errors import DatasetNotFound, PlanError
+from penstock.jobs.pairs import Store, expand_braces, make_pairs
+
+STORE = Store(None, None)
+
+
+@pytest.fixture
+def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("a.tar", "b.tar", "deep/c.tar", "deep/d.txt"):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw" / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(pairs: list[tuple[str, str]], root: Path) -> list[tuple[str, str]]:
+    return [(one.removeprefix(f"{root}/"), other) for one, other in pairs]
+
+
+def test_a_pattern_and_a_folder_keep_the_names_below_the_pattern(raw: Path) -> None:
+    assert names(make_pairs("raw/*.tar", "out", STORE), raw) == [
+        ("raw/a.tar", "out/a.tar"),
+        ("raw/b.tar", "out/b.tar"),
+    ]
+    found = names(make_pairs("raw/**/*.tar", "out/", STORE), raw)
+    assert found == [("raw/a.tar", "out/a.tar"), ("raw/b.tar", "out/b.tar"), ("raw/deep/c.tar", "out/deep/c.tar")]
+
+
+def test_a_folder_stands_for_all_its_files(raw: Path) -> None:
+    assert [out for _, out in make_pairs(Path("raw"), "out", STORE)] == [
+        "out/a.tar", "out/b.tar", "out/deep/c.tar", "out/deep/d.txt",
+    ]  # fmt: skip
+
+
+def test_numbered_names_go_side_by_side() -> None:
+    pairs = make_pairs("gs://b/original-{0008..0010}.tar", "gs://b/rescaled-{0008..0010}.tar", _NoLook())
+    assert pairs == [(f"gs://b/original-{i:04d}.tar", f"gs://b/rescaled-{i:04d}.tar") for i in (8, 9, 10)]
+
+
+class _NoLook(Store):
+    """A store that has every file and no folder: numbered names are taken at their word."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    def resolve(self, path: str) -> tuple[object, str]:
+        return fsspec_memory(), path.split("://")[1]
+
+
+def fsspec_memory() -> object:
+    from penstock.storage.filesystem import to_arrow_filesystem
+
+    return to_arrow_filesystem(fsspec.filesystem("memory"))
+
+
+def test_braces_are_those_of_a_shell() -> None:
+    assert expand_braces("{1..3}") == ["1", "2", "3"]
+    assert expand_braces("{3..1}") == ["3", "2", "1"]
+    assert expand_braces("{a,b}-{01..02}") == ["a-01", "a-02", "b-01", "b-02"]
+    assert expand_braces("{stem}.mp4") == ["{stem}.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("template", "first"),
+    [
+        ("out/{stem}.webp", "out/a.webp"),
+        ("out/{index:05d}{suffix}", "out/00000.tar"),
+        ("{relative}.gz", "a.tar.gz"),
+    ],
+)
+def test_templates(raw: Path, template: str, first: str) -> None:
+    assert make_pairs("raw/*.tar", template, STORE)[0][1] == first
+
+
+def test_a_single_file_has_a_single_output(raw: Path) -> None:
+    assert make_pairs("raw/a.tar", "b.tar", STORE) == [("raw/a.tar", "b.tar")]
+    assert make_pairs("raw/a.tar", "out/", STORE) == [("raw/a.tar", "out/a.tar")]
+    assert make_pairs("raw/a.tar", "raw/deep", STORE) == [("raw/a.tar", "raw/deep/a.tar")]  # a folder is there
+
+
+def test_lists_pairs_dicts_and_functions(raw: Path) -> None:
+    wanted = [("x", "y"), ("z", "w")]
+    assert make_pairs(["x", "z"], ["y", "w"], STORE) == wanted
+    assert make_pairs(wanted, None, STORE) == wanted
+    assert make_pairs(dict(wanted), None, STORE) == wanted
+    assert make_pairs(["x"], lambda one: Path(f"out/{one}"), STORE) == [("x", "out/x")]
+    assert make_pairs(iter([Path("x")]), "out", STORE) == [("x", "out/x")]
+
+
+def test_urls_keep_their_scheme() -> None:
+    fs = fsspec.filesystem("memory")
+    for name in "ab":
+        fs.pipe(f"/pairs/{name}.tar", b"x")
+    for text in ("memory://pairs/*.tar", "memory:///pairs/*.tar", "memory://pairs"):
+        pairs = make_pairs(text, "memory://out", STORE)
+        assert [out for _, out in pairs] == ["memory://out/a.tar", "memory://out/b.tar"]
+        assert [STORE.resolve(one)[1] for one, _ in pairs] == ["/pairs/a.tar", "/pairs/b.tar"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        (["a", "b"], ["c"], "2 inputs and 1 outputs"),
+        (["a", "b"], "x-{1..3}", "names 3 outputs"),
+        (["d/a", "e/a"], "out", "two inputs have the output 'out/a': 'd/a' and 'e/a'"),
+        (["a"], "out/{nam}", "no field '{nam}'; did you mean 'name'"),
+        (["a"], ["./a"], "input and output at once"),
+        ("a", None, "no outputs; pass outputs="),
+        (["a"], None, r"pair 0 must be \(input, output\); got 'a'"),
+        ([3], "out", "as text; got 3"),
+        (3, "out", "a path, a pattern, a folder or a list"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(inputs: object, outputs: object, message: str, raw: Path) -> None:
+    with pytest.raises(PlanError, match=message):
+        make_pairs(inputs, outputs, STORE)  # type: ignore[arg-type]
+
+
+def test_a_pattern_or_folder_without_files_is_an_error(raw: Path) -> None:
+    with pytest.raises(DatasetNotFound, match=r"no file matches 'raw/\*.zip'"):
+        make_pairs("raw/*.zip", "out", STORE)
+    (raw / "empty").mkdir()
+    with pytest.raises(DatasetNotFound, match="holds no files"):
+        make_pairs("empty", "out", STORE)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.jobs import map_files
     from penstock.storage.cache import MemoryCache
     from penstock.storage.disk_cache import DiskCache
+    from penstock.write.settle import commit, discard
+    from penstock.write.writer import Writer
 
 __version__ = "0.1.0"
 
@@ -33,8 +35,11 @@ __all__ = [
     "Unischema",
     "UnischemaField",
     "Window",
+    "Writer",
     "__version__",
     "codecs",
+    "commit",
+    "discard",
     "errors",
     "install_as_petastorm",
     "map_files",
@@ -48,6 +53,9 @@ _LATE = {
     "DiskCache": "penstock.storage.disk_cache",
     "MemoryCache": "penstock.storage.cache",
     "Mix": "penstock.engine.mix",
+    "Writer": "penstock.write.writer",
+    "commit": "penstock.write.settle",
+    "discard": "penstock.write.settle",
     "install_as_petastorm": "penstock.alias",
     "map_files": "penstock.jobs",
     "mix": "penstock.engine.mix",

@@ -78,8 +78,10 @@ def test_tables_are_checked(tmp_path: Path) -> None:
         write(pa.table({"id": [1], "nmae": ["x"]}), tmp_path / "d", SCHEMA)
     with pytest.raises(SchemaError, match=r"row 70001, field 'id'"):
         write(pa.table({"id": [1] * 70_001 + [None]}), tmp_path / "d", SCHEMA)
-    with pytest.raises(SchemaError, match=r"column 'array': the table has list.*encode its cells"):
+    with pytest.raises(SchemaError, match=r"row 0, field 'array'.*float64, shape \(2,\).*float32, shape \(2,\)"):
         write(pa.table({"id": [1], "array": [[1.0, 2.0]]}), tmp_path / "d", SCHEMA)
+    with pytest.raises(SchemaError, match=r"column 'array', rows from 0: the table has bool.*encode its cells"):
+        write(pa.table({"id": [1], "array": [True]}), tmp_path / "d", SCHEMA)
     with pytest.raises(SchemaError, match=r"row 1, field 'tiny'.*300.*uint8"):
         write(pa.table({"id": [1, 2], "tiny": [7, 300]}), tmp_path / "d", SCHEMA)
     assert list(tmp_path.iterdir()) == []

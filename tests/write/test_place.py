@@ -125,7 +125,7 @@ def test_a_failed_second_rename_brings_the_old_back(tmp_path: Path, monkeypatch:
     move = place_module._move
 
     def fail_once(fs: Any, source: str, target: str) -> None:
-        if source.endswith(".writing"):
+        if source.endswith(".writing/data"):
             raise OSError("disk on fire")
         move(fs, source, target)
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
 
+from penstock.dataset.incomplete import MARKER, refuse_hidden, refuse_marked
 from penstock.errors import DatasetNotFound
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
 from penstock.storage.filesystem import not_found
@@ -89,12 +90,17 @@ class _Finder:
         elif has_magic(path):
             self.add_matches(fs, path)
         else:
+            refuse_hidden(fs, path)
             raise not_found(fs, path)
 
     def add_folder(self, fs: FileSystem, path: str) -> None:
         entries = walk(fs, path)
+        if not entries:
+            refuse_hidden(fs, path)
         side = frozenset(name for name, _ in entries if name in ("_metadata", "_common_metadata"))
         top = root_folder(path)
+        if top != path or any(name == MARKER for name, _ in entries):
+            refuse_marked(fs, top)
         root = Root(fs, path, side) if top == path else self.root(fs, top)
         prefix = path.removeprefix(top).lstrip("/")
         for name, size in entries:
@@ -111,6 +117,7 @@ class _Finder:
         if not infos:
             raise DatasetNotFound(f"nothing matches {pattern!r}; check the pattern, or the folder {base!r}")
         root = self.root(fs, root_folder(base))
+        refuse_marked(fs, root.path)
         for info in infos:
             relative = info.path.removeprefix(root.path).lstrip("/")
             if info.type == FileType.File:
@@ -143,6 +150,7 @@ def find_files(
 
     Raises:
         DatasetNotFound: a source is not there, or holds no Parquet file.
+        DatasetIncomplete: a source is being written, or its writer died.
     """
     finder = _Finder(storage_options, filesystem)
     if not isinstance(sources, str | os.PathLike | Iterable) or isinstance(sources, bytes):

@@ -1,10 +1,33 @@
 """Rows or tables to datasets, without Spark: the writing side of `penstock`.
 
-`write` takes values through the schema's codecs to Parquet and puts the dataset in its place in one step. It stands
-above everything that reads and is used by none of it.
+`write` and `Writer` take values through the schema's codecs to Parquet and put the dataset in its place in one step;
+`commit` does so for several writers. It stands above everything that reads and is used by none of it. What does the
+work is imported when something is written: programs that read need not wait for it.
 """
 
-from penstock.write.files import Written
+from typing import TYPE_CHECKING, Any
+
 from penstock.write.write import write
 
-__all__ = ["Written", "write"]
+if TYPE_CHECKING:
+    from penstock.write.files import Written
+    from penstock.write.settle import commit, discard
+    from penstock.write.writer import Writer
+
+__all__ = ["Writer", "Written", "commit", "discard", "write"]
+
+_LATE = {
+    "Writer": "penstock.write.writer",
+    "Written": "penstock.write.files",
+    "commit": "penstock.write.settle",
+    "discard": "penstock.write.settle",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'penstock.write' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value

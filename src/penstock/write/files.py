@@ -1,11 +1,13 @@
 """Arrow batches to Parquet files: cuts row groups by their encoded bytes and files by rows, one folder a partition.
 
-Takes batches in storage form from `inputs` and writes below a folder that `place` gives. Keeps at most one row group
-for each open partition, and all of them together within `BUFFERED_GROUPS` row groups. Makes nothing atomic itself.
+Takes batches in storage form from `pipeline` and writes below a folder that `stage` gives. Keeps at most one row group
+for each open partition, and all of them together within `BUFFERED_GROUPS` row groups. Tells of checkpoints: moments at
+which the rows in finished files are exactly the first ones that came. Makes nothing atomic or durable itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,13 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.display import count_text, size_text
+from penstock.write.journal import DoneFile
 from penstock.write.options import FILE_BYTES, WriteOptions
 from penstock.write.partitions import split
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     from penstock.write.layout import Layout
+
+    Tell = Callable[[int, Sequence[DoneFile]], None]
 
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
@@ -93,38 +100,66 @@ class _Folder:
     waiting_rows: int = 0
     writer: Any = None
     sink: Any = None
+    file: str = ""
     file_rows: int = 0
     file_bytes: int = 0
+    file_groups: int = 0
     num_files: int = 0
 
 
 class FileWriter:
-    """Writes batches below one folder; a context manager that closes its files, on errors too."""
+    """Writes batches below one folder. Call `finish` at the end, or `abandon`."""
 
-    def __init__(self, fs: FileSystem, root: str, layout: Layout, options: WriteOptions) -> None:
-        self._fs, self._root, self._layout, self._options = fs, root, layout, options
+    def __init__(self, place: tuple[FileSystem, str], layout: Layout, options: WriteOptions, checkpoint: Tell) -> None:
+        self._fs, self._root = place
+        self._layout, self._options, self._tell = layout, options, checkpoint
         self._schema = layout.in_files
         self._keywords = layout.parquet_options(options.compression)
         self._folders: dict[str, _Folder] = {}  # least recently used first
-        self.rows = self.files = self.row_groups = 0
+        self._fresh: list[DoneFile] = []
+        self._fresh_bytes = 0
+        self._safe_rows = 0
 
-    def __enter__(self) -> FileWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        for folder in self._folders.values():
-            if kind is None:
-                self._flush(folder)
-            self._close(folder)
-        if kind is None:
-            self._finish()
+    def go_on(self, files: Sequence[DoneFile]) -> None:
+        """Begin where an earlier writer has left these files."""
+        for file in files:
+            folder = self._folder(posixpath.dirname(file.path))
+            folder.num_files = max(folder.num_files, int(file.path[-len("000000.parquet") : -len(".parquet")]) + 1)
+            self._safe_rows += file.rows
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take the next rows, in order; writes whatever row groups they complete."""
         for path, part in split(batch, self._layout.partition_by):
             self._append(self._folder(path), part)
         self._relieve()
-        self.rows += batch.num_rows
+        if self._layout.partition_by and self._is_time():
+            self.checkpoint()
+
+    def _is_time(self) -> bool:
+        """With partitions, files end together now and then, when on average those that are open are full."""
+        num_open = sum(folder.writer is not None for folder in self._folders.values())
+        return self._options.rows_per_file is None and self._fresh_bytes >= FILE_BYTES * max(num_open, 1)
+
+    def checkpoint(self) -> None:
+        """End all open files, so that every row that came is in a finished one."""
+        for folder in self._folders.values():
+            self._flush(folder)
+            self._close(folder)
+        self._mark()
+
+    def abandon(self) -> None:
+        """Close what is open, without regard to what is in it."""
+        for folder in self._folders.values():
+            for opened in (folder.writer, folder.sink):
+                with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+                    if opened is not None:
+                        opened.close()
+            folder.writer = folder.sink = None
+
+    def _mark(self) -> None:
+        if self._fresh:
+            self._tell(self._safe_rows, self._fresh)
+            self._fresh, self._fresh_bytes = [], 0
 
     def _folder(self, path: str) -> _Folder:
         folder = self._folders.pop(path, None) or _Folder(path)
@@ -165,7 +200,8 @@ class FileWriter:
         table = pa.Table.from_batches(folder.waiting, folder.waiting[0].schema).select(self._schema.names)
         table = table.replace_schema_metadata(self._schema.metadata)
         folder.writer.write_table(table, row_group_size=folder.waiting_rows)
-        self.row_groups += 1
+        folder.file_groups += 1
+        self._fresh_bytes += folder.waiting_bytes
         folder.file_rows += folder.waiting_rows
         folder.file_bytes += folder.waiting_bytes
         folder.waiting, folder.waiting_rows, folder.waiting_bytes = [], 0, 0
@@ -180,23 +216,27 @@ class FileWriter:
     def _open(self, folder: _Folder, schema: pa.Schema) -> None:
         path = posixpath.join(self._root, folder.path)
         self._fs.create_dir(path, recursive=True)
-        # Six digits keep a million files in order when sorted by name.
-        folder.sink = self._fs.open_output_stream(posixpath.join(path, f"part-{folder.num_files:06d}.parquet"))
+        folder.file = posixpath.join(folder.path, f"{self._options.prefix}{folder.num_files:06d}.parquet")
+        folder.sink = self._fs.open_output_stream(posixpath.join(self._root, folder.file))
         folder.writer = pq.ParquetWriter(folder.sink, schema, **self._keywords)
-        folder.file_rows = folder.file_bytes = 0
+        folder.file_rows = folder.file_bytes = folder.file_groups = 0
         folder.num_files += 1
-        self.files += 1
 
     def _close(self, folder: _Folder) -> None:
         writer, sink = folder.writer, folder.sink
+        if writer is None:
+            return
         folder.writer = folder.sink = None
-        folder.file_rows = folder.file_bytes = 0
         try:
-            if writer is not None:
-                writer.close()
+            writer.close()
+            size = sink.tell()
         finally:
-            if sink is not None:
-                sink.close()
+            sink.close()
+        self._fresh.append(DoneFile(folder.file, folder.file_rows, folder.file_groups, size))
+        self._safe_rows += folder.file_rows
+        folder.file_rows = folder.file_bytes = 0
+        if not self._layout.partition_by:
+            self._mark()
 
     def _relieve(self) -> None:
         """Keep rows held back and files held open within bounds, whatever the number of partitions."""
@@ -207,12 +247,3 @@ class FileWriter:
         is_open = [folder for folder in self._folders.values() if folder.writer is not None]
         for folder in is_open[: max(len(is_open) - OPEN_FILES, 0)]:
             self._close(folder)
-
-    def _finish(self) -> None:
-        """Write the schema beside the files; a dataset without rows still gets one file, so that it opens."""
-        if not self.files:
-            empty = _Folder("")
-            self._open(empty, self._layout.whole)
-            self._close(empty)
-        with self._fs.open_output_stream(posixpath.join(self._root, "_common_metadata")) as sink:
-            pq.write_metadata(self._schema, sink)

@@ -1,11 +1,12 @@
-"""What `penstock.write` accepts, checked once into a frozen value.
+"""What `penstock.write` and `penstock.Writer` accept, checked once into a frozen value.
 
-The public function takes flat keywords and builds a `WriteOptions`; everything below takes that value. The defaults of
+The public names take flat keywords and build a `WriteOptions`; everything below takes that value. The defaults of
 writing live here; nothing here looks at rows, files or a schema.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ ROW_GROUP_BYTES = 16 << 20
 of 1 GiB with room to spare."""
 FILE_BYTES = 512 << 20
 """A file is closed once it holds this many encoded bytes, where `rows_per_file` does not say otherwise."""
+MOST_PARTS = 1_000_000
+"""Six digits keep a million files, and as many parts, in order when sorted by name."""
 AUTO = "auto"
 
 Compression = str | Mapping[str, str] | None
@@ -35,6 +38,12 @@ class WriteOptions:
     """Replace a dataset that is there."""
     compression: Compression
     """A Parquet codec, or one for each column; None: none; "auto": snappy, and none for cells compressed already."""
+    resume: bool = False
+    """Go on where an earlier writer stopped, and keep what is safe if this one stops."""
+    part: int | None = None
+    """Which of several writers this is; None: the only one."""
+    workers: int | None = None
+    """Threads that encode; None: one for each core."""
 
     def __post_init__(self) -> None:
         if self.row_group_bytes < 1:
@@ -43,3 +52,24 @@ class WriteOptions:
             raise PlanError(f"rows_per_file must be at least 1, or None; got {self.rows_per_file}")
         if len(set(self.partition_by)) < len(self.partition_by):
             raise PlanError(f"partition_by names a column twice: {list(self.partition_by)}")
+        if self.workers is not None and self.workers < 1:
+            raise PlanError(f"workers must be at least 1, or None for one a core; got {self.workers}")
+        if self.part is not None and not (isinstance(self.part, int) and 0 <= self.part < MOST_PARTS):
+            raise PlanError(f"part must be a whole number from 0 to {MOST_PARTS - 1}, or None; got {self.part!r}")
+
+    @property
+    def threads(self) -> int:
+        """Threads that encode."""
+        return self.workers or available_cores()
+
+    @property
+    def prefix(self) -> str:
+        """What the names of this writer's files begin with; parts are in order when files are sorted by name."""
+        return "part-" if self.part is None else f"part-{self.part:06d}-"
+
+
+def available_cores() -> int:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1

@@ -1,35 +1,46 @@
-"""Where a dataset is written, and how it appears: whole or not at all.
+"""Where a dataset is to appear, and how it does: whole or not at all.
 
-`write` fills a hidden folder beside the target (readers skip names that begin with a dot) and this module renames it
-when everything is there. It knows filesystems and paths, not Parquet. Cases:
+`stage` fills a folder and this module puts it in the target's place. It knows filesystems and paths, not Parquet:
 
-- success: one rename; with `overwrite`, old and new swap places in one step where the system can (see `exchange`), else
-  by two renames, between which the old one waits under a hidden name and is moved back if the second fails;
-- an error or Ctrl-C while writing: the hidden folder is removed, the target is as it was;
-- a killed process: the hidden folder stays (it may be deleted by hand), the target is as it was;
-- a store without folders to rename (S3 and the like): the files are moved one by one, which is not atomic.
+- nothing there, or an empty folder: one rename;
+- `overwrite` of a dataset: old and new swap places in one step where the system can (see `exchange`), else by two
+  renames, between which the old one waits under a hidden name and is moved back if the second fails;
+- a store that cannot rename folders: a marker is put into the target, the old files are deleted, the new ones moved one
+  by one, and the marker goes last; a dataset with a marker does not open, and committing again carries on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pyarrow.fs import FileSelector, FileType, LocalFileSystem
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
+from penstock.dataset.incomplete import JOURNAL, MARKER, hidden_name, read_json
 from penstock.errors import DatasetExists
+from penstock.write.durable import CANNOT, put_json, remove, sync_folders
 from penstock.write.exchange import exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
-_CANNOT = (OSError, NotImplementedError, pa.ArrowException)
+_RENAMING = {"file", "local", "hdfs", "webhdfs", "arrow_hdfs", "sftp", "ssh", "smb", "ftp"}
+"""fsspec's names of filesystems that rename a folder as a whole."""
+_MOVES = 16
+"""Files moved at a time on a store, where a move is a request or two."""
+
+
+def can_rename(fs: FileSystem) -> bool:
+    """Tell whether a filesystem renames folders in one step; stores of objects do not."""
+    if isinstance(fs, SubTreeFileSystem):
+        return can_rename(fs.base_fs)
+    if isinstance(fs, PyFileSystem):
+        protocol = getattr(getattr(fs.handler, "fs", None), "protocol", ())
+        return bool(_RENAMING & ({protocol} if isinstance(protocol, str) else set(protocol)))
+    return fs.type_name in ("local", "hdfs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,65 +51,87 @@ class Place:
     path: str
     """Without a slash at the end."""
 
-    def hidden(self, suffix: str) -> str:
-        """Return a new hidden name beside the target."""
+    @property
+    def marker(self) -> str:
+        """The file that says that the target is not complete."""
+        return posixpath.join(self.path, MARKER)
+
+    def hidden(self, token: str) -> str:
+        """Return the hidden folder beside the target that has this token."""
         parent, name = posixpath.split(self.path)
-        return posixpath.join(parent, f".{name}.{os.urandom(6).hex()}.{suffix}")
+        return posixpath.join(parent, hidden_name(name, token))
 
-    @contextlib.contextmanager
-    def filling(self, *, overwrite: bool) -> Iterator[str]:
-        """Give a hidden folder to fill; when the block ends well it becomes the target, else it is removed.
-
-        Raises:
-            DatasetExists: something is at the target already and `overwrite` is false, or it is not a dataset.
-        """
-        self._check(overwrite=overwrite)
-        folder = self.hidden("writing")
-        self.fs.create_dir(folder, recursive=True)
-        try:
-            yield folder
-            self._check(overwrite=overwrite)  # another writer may have been faster
-            self._show(folder)
-        except BaseException:
-            _remove(self.fs, folder)
-            raise
-
-    def _check(self, *, overwrite: bool) -> None:
+    def is_free(self) -> bool:
+        """Tell whether nothing is there, or an empty folder."""
         info = self.fs.get_file_info(self.path)
-        if info.type == FileType.NotFound or _is_empty(self.fs, info):
+        return info.type == FileType.NotFound or _is_empty(self.fs, info)
+
+    def check(self, *, overwrite: bool) -> None:
+        """Raise DatasetExists if something is there that may not be replaced."""
+        if self.is_free():
             return
         if not overwrite:
             raise DatasetExists(
                 f"{self.path} exists already; write somewhere else, or pass overwrite=True to replace it"
             )
-        other = _other_file(self.fs, info)
+        other = _other_file(self.fs, self.fs.get_file_info(self.path))
         if other is not None:
             raise DatasetExists(
                 f"{self.path} holds {other!r}, which is no part of a Parquet dataset, so overwrite=True will not "
                 "replace it; write somewhere else, or remove it yourself"
             )
 
-    def _show(self, folder: str) -> None:
-        info = self.fs.get_file_info(self.path)
-        empty = _is_empty(self.fs, info)
-        if empty:
+    def show(self, folder: str) -> None:
+        """Put a complete folder in the target's place; `check` comes first."""
+        if not can_rename(self.fs):
+            self._move_files(folder)
+            return
+        if _is_empty(self.fs, self.fs.get_file_info(self.path)):
             _remove_empty(self.fs, self.path)
-        if empty or info.type == FileType.NotFound:
+        if self.fs.get_file_info(self.path).type == FileType.NotFound:
             _move(self.fs, folder, self.path)
-        elif isinstance(self.fs, LocalFileSystem) and exchange(folder, self.path):
-            _remove(self.fs, folder)
-        else:
+        elif not (isinstance(self.fs, LocalFileSystem) and exchange(folder, self.path)):
             self._replace(folder)
+        sync_folders(self.fs, [posixpath.dirname(self.path), posixpath.dirname(folder)])
 
     def _replace(self, folder: str) -> None:
-        old = self.hidden("old")
+        old = f"{folder}.old"
         _move(self.fs, self.path, old)
         try:
             _move(self.fs, folder, self.path)
         except BaseException:
             _move(self.fs, old, self.path)
             raise
-        _remove(self.fs, old)
+        remove(self.fs, old)
+
+    def _move_files(self, folder: str) -> None:
+        """Replace the files of a target on a store; a target whose marker says `moving` has no old files left."""
+        fs = self.fs
+        if (read_json(fs, self.marker) or {}).get("state") != "moving":
+            put_json(fs, self.marker, {"version": 1, "state": "removing", "from": folder})
+            for path in _files(fs, self.path):
+                if path != self.marker:
+                    fs.delete_file(path)
+            put_json(fs, self.marker, {"version": 1, "state": "moving", "from": folder})
+
+        def move(path: str) -> None:
+            target = self.path + path[len(folder) :]
+            fs.create_dir(posixpath.dirname(target), recursive=True)
+            fs.move(path, target)
+
+        with ThreadPoolExecutor(_MOVES) as pool:
+            list(pool.map(move, _files(fs, folder)))
+        fs.delete_file(self.marker)
+
+    def unmark(self) -> None:
+        """Say that the files in the target itself are all there."""
+        self.fs.delete_file(self.marker)
+        remove(self.fs, posixpath.join(self.path, JOURNAL))
+
+
+def _files(fs: FileSystem, folder: str) -> list[str]:
+    found = fs.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
+    return [info.path for info in found if info.type == FileType.File]
 
 
 def _is_empty(fs: FileSystem, info: Any) -> bool:
@@ -119,32 +152,16 @@ def _other_file(fs: FileSystem, info: Any) -> str | None:
     if info.type == FileType.File:
         return None if info.path.endswith((".parquet", ".parq")) else str(info.base_name)
     for found in fs.get_file_info(FileSelector(info.path, recursive=True)):
+        relative = str(found.path)[len(info.path) :].lstrip("/")
         name = found.base_name
         known = name.startswith(("_", ".")) or name.endswith((".parquet", ".parq")) or "=" in name
-        if not known and found.type == FileType.File:
-            return str(found.path)[len(info.path) :].lstrip("/")
+        if not known and found.type == FileType.File and not relative.startswith(JOURNAL):
+            return relative
     return None
 
 
 def _move(fs: FileSystem, source: str, target: str) -> None:
-    """Rename a folder or file; where a store cannot rename folders, move file by file."""
-    try:
-        fs.move(source, target)
-    except _CANNOT:
-        found = fs.get_file_info(FileSelector(source, recursive=True, allow_not_found=True))
-        files = [info.path for info in found if info.type == FileType.File]
-        if not files or isinstance(fs, LocalFileSystem):
-            raise
-        for path in files:
-            fs.create_dir(posixpath.dirname(target + path[len(source) :]), recursive=True)
-            fs.move(path, target + path[len(source) :])
-        _remove(fs, source)
+    fs.move(source, target)
 
 
-def _remove(fs: FileSystem, path: str) -> None:
-    """Remove a folder or file if it is there; a hidden leftover is better than hiding the error that led here."""
-    with contextlib.suppress(*_CANNOT):
-        if fs.get_file_info(path).type == FileType.File:
-            fs.delete_file(path)
-        else:
-            fs.delete_dir(path)
+__all__ = ["CANNOT", "Place", "can_rename"]

@@ -1,0 +1,114 @@
+"""Datasets whose writing has begun and not ended: how they are known, and the error that says what to do about them.
+
+`write` leaves its traces by the names of this file, and opening looks for them: a dataset that is being written, or
+whose writer died, does not open as if it were whole. Reads a few small files where there is a trace, and writes none.
+
+Two forms. Where folders can be renamed, everything is in a hidden folder beside the target,
+`.NAME.TOKEN.writing/{data,journal}`, and `data` becomes the target in one step. On stores, where renaming is copying,
+files go to the target itself, and `_penstock_writing.json` stands there until the last one is in; the journal lies in
+`_penstock_writing/`. A journal holds a folder for each writer: `begin.json`, one file for each checkpoint, `done.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow.fs import FileSelector, FileType
+
+from penstock.errors import DatasetIncomplete
+
+if TYPE_CHECKING:
+    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
+
+MARKER = "_penstock_writing.json"
+"""Stands in a target on a store while it is written: without it the files are all there."""
+JOURNAL = "_penstock_writing"
+"""The journal's folder in a target on a store."""
+SHARED = "parts"
+"""Token of the hidden folder that several writers share."""
+ALONE = "alone"
+"""The journal's folder of a writer that has a dataset for itself; others are called by their part."""
+BEGIN, DONE = "begin.json", "done.json"
+_CANNOT = (OSError, NotImplementedError, pa.ArrowException, ValueError)
+
+
+def hidden_name(name: str, token: str) -> str:
+    """Return the name of the hidden folder in which a dataset of that name is written."""
+    return f".{name}.{token}.writing"
+
+
+def hidden_folders(fs: FileSystem, path: str) -> list[str]:
+    """Return the hidden folders beside `path` in which it is or was being written, oldest name first.
+
+    Costs one listing of the folder above; none that can be listed gives none.
+    """
+    parent, name = posixpath.split(path)
+    form = re.compile(re.escape(f".{name}.") + rf"([0-9a-f]{{12}}|{SHARED})\.writing")
+    try:
+        found = fs.get_file_info(FileSelector(parent))
+    except _CANNOT:
+        return []
+    return sorted(i.path for i in found if i.type == FileType.Directory and form.fullmatch(i.base_name))
+
+
+def read_json(fs: FileSystem, path: str) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None where there is no such file, or it is damaged."""
+    try:
+        with fs.open_input_stream(path) as stream:
+            found = json.loads(stream.read())
+    except _CANNOT:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def writers(fs: FileSystem, journal: str) -> list[str]:
+    """Return the folders of a journal, one for each writer, in order."""
+    found = fs.get_file_info(FileSelector(journal, allow_not_found=True))
+    return sorted(info.path for info in found if info.type == FileType.Directory)
+
+
+def checkpoints(fs: FileSystem, writer: str) -> list[str]:
+    """Return the files that hold a writer's checkpoints, in order."""
+    found = fs.get_file_info(FileSelector(writer, allow_not_found=True))
+    return sorted(info.path for info in found if re.fullmatch(r"\d+\.json", info.base_name))
+
+
+def safe_rows(fs: FileSystem, writer: str) -> int:
+    """Return how many rows of a writer are in finished files."""
+    found = checkpoints(fs, writer)
+    last = read_json(fs, found[-1]) if found else None
+    return int(last["rows"]) if last else 0
+
+
+def refuse_hidden(fs: FileSystem, path: str) -> None:
+    """Raise DatasetIncomplete if a dataset is or was being written beside `path`, where none is."""
+    for folder in hidden_folders(fs, path):
+        raise incomplete(fs, path, posixpath.join(folder, "journal"))
+
+
+def refuse_marked(fs: FileSystem, path: str) -> None:
+    """Raise DatasetIncomplete if the folder `path` has the marker of an unfinished write."""
+    if fs.get_file_info(posixpath.join(path, MARKER)).type == FileType.File:
+        raise incomplete(fs, path, posixpath.join(path, JOURNAL))
+
+
+def incomplete(fs: FileSystem, path: str, journal: str) -> DatasetIncomplete:
+    """Return the error that says how far an unfinished dataset has come, and how to resume or discard it."""
+    found = writers(fs, journal)
+    parts = [folder for folder in found if posixpath.basename(folder) != ALONE]
+    if parts:
+        done = sum(fs.get_file_info(posixpath.join(folder, DONE)).type == FileType.File for folder in parts)
+        state = f"{done} of the {len(parts)} parts begun are finished"
+        cure = "write the others (part=k, with resume=True to keep their finished files), then penstock.commit(url)"
+    else:
+        rows = sum(safe_rows(fs, folder) for folder in found)
+        state = f"{rows:,} rows are in finished files"
+        cure = "give the same rows again with resume=True, in penstock.write or penstock.Writer"
+    return DatasetIncomplete(
+        f"{path} is incomplete: it is still being written, or its writer died ({state}). To go on, {cure}; to be rid "
+        "of it, penstock.discard(url), or write it anew with overwrite=True"
+    )

@@ -1,0 +1,153 @@
+"""One value to one cell, one list of cells to an Arrow column, and every way that can fail.
+
+Used by all three forms of input. Values pass through the field's codec; every error names the row, the field, what the
+schema wants, what came, and what to do. Knows neither batches nor files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.codecs import NdarrayCodec
+from penstock.codecs.base import has_cells
+from penstock.codecs.ndarray import check_array
+from penstock.errors import ColumnNotFound, SchemaError, close_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from penstock.schema.unischema import UnischemaField
+
+_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+def is_slow(field: UnischemaField) -> bool:
+    """Tell whether encoding a field is work for other cores: images, zipped arrays, codecs of users.
+
+    Scalars and plain arrays are not: copying their values into a cell costs no more than handing them over.
+    """
+    return has_cells(field.codec) and type(field.codec) is not NdarrayCodec
+
+
+def encode_cell(field: UnischemaField, value: Any, index: int) -> Any:
+    """Return the stored form of a value of row `index`; None stays None where the field allows it."""
+    if value is None:
+        refuse_null(field, index)
+        return None
+    try:
+        return _encode(field, value)
+    except Exception as error:
+        raise _misfit(index, field, value, error) from error
+
+
+def keep_value(field: UnischemaField, value: Any, index: int) -> Any:
+    """Return a value to be encoded later: checked where that is cheap, and an array copied, for it may be used again.
+
+    Pictures of Pillow, and whatever else says it is an array, become arrays here.
+    """
+    if not isinstance(value, np.ndarray) and hasattr(value, "__array_interface__"):
+        value = np.asarray(value)
+    elif isinstance(value, np.ndarray):
+        value = value.copy(order="K")
+    else:
+        return value
+    if getattr(type(field.codec), "__module__", "").startswith("penstock.codecs"):
+        try:
+            check_array(field, value)
+        except ValueError as error:
+            raise _misfit(index, field, value, error) from error
+    return value
+
+
+def _encode(field: UnischemaField, value: Any) -> Any:
+    if field.codec is not None:
+        if has_cells(field.codec) and not isinstance(value, np.ndarray) and hasattr(value, "__array_interface__"):
+            value = np.asarray(value)
+        return field.codec.encode(field, value)
+    keep = not isinstance(value, np.generic) or isinstance(value, np.datetime64 | np.timedelta64)
+    return value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
+
+
+def _misfit(index: int, field: UnischemaField, value: Any, reason: Exception) -> SchemaError:
+    got = f"{type(value).__name__}"
+    if isinstance(value, np.ndarray | np.generic):
+        got += f" of {value.dtype}, shape {value.shape}"
+    return SchemaError(
+        f"row {index}, field {field.name!r}: cannot encode {got} where the schema says {wanted(field)} "
+        f"with {field.codec}: {reason}; convert the value, or change the field (None is a free dimension)"
+    )
+
+
+def wanted(field: UnischemaField) -> str:
+    """Return what a field takes, for messages: "float32, shape (2,)"."""
+    kind = field.numpy_dtype
+    if isinstance(kind, type) and issubclass(kind, np.generic):
+        return f"{np.dtype(kind).name}, shape {field.shape}"
+    return f"{'anything' if kind is None else kind.__name__}, shape {field.shape}"
+
+
+def refuse_null(field: Any, index: int) -> None:
+    """Raise unless a field, or an Arrow column, may be null."""
+    if not field.nullable:
+        kind = field.type if isinstance(field, pa.Field) else wanted(field)
+        raise SchemaError(
+            f"row {index}, field {field.name!r}: a value is needed ({kind}) and there is none; give one, or make the "
+            "field nullable=True"
+        )
+
+
+def refuse_nulls(column: pa.Array, stored: pa.Field, first: int) -> pa.Array:
+    """Return a column as it is, unless it has a null that the field forbids."""
+    if column.null_count and not stored.nullable:
+        refuse_null(stored, first + column.is_null().to_pylist().index(True))
+    return column
+
+
+def refuse_names(names: Iterable[str], known: Mapping[str, Any] | Sequence[str], *, index: int | None = None) -> None:
+    """Raise ColumnNotFound for the first name that the schema does not have."""
+    for name in names:
+        if name not in known:
+            where, what = (f"row {index}: ", "key") if index is not None else ("", "column")
+            raise ColumnNotFound(
+                f"{where}no field {name!r} in the schema; {close_names(name, known)} "
+                f"Leave the {what} out, or add a UnischemaField"
+            )
+
+
+def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
+    """Return encoded cells as a column of the stored type; SchemaError names the first row that does not fit it."""
+    if pa.types.is_nested(stored.type):  # Arrow takes lists of lists, not arrays of more than one dimension
+        cells = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
+    if pa.types.is_date(stored.type):  # Arrow takes Python's dates here, not NumPy's
+        cells = [cell.astype("M8[D]").item() if isinstance(cell, np.datetime64) else cell for cell in cells]
+    try:
+        return pa.array(cells, stored.type)
+    except _MISFITS:
+        for index, cell in enumerate(cells, first):
+            try:
+                pa.array([cell], stored.type)
+            except _MISFITS as error:
+                raise SchemaError(
+                    f"row {index}, field {stored.name!r}: {cell!r:.100} does not fit the stored type {stored.type}: "
+                    f"{error}; convert the value, or choose a wider type in the field's codec"
+                ) from error
+        raise
+
+
+def check_limits(column: pa.Array, name: str, limits: np.iinfo[Any], first: int) -> None:
+    """Refuse a number that the stored type holds and the field's does not: it would come back as another."""
+    import pyarrow.compute as pc
+
+    found = pc.min_max(column)
+    least, most = found["min"].as_py(), found["max"].as_py()
+    if least is None or (least >= limits.min and most <= limits.max):
+        return
+    outside = pc.or_(pc.less(column, limits.min), pc.greater(column, limits.max))
+    index = outside.to_pylist().index(True)
+    raise SchemaError(
+        f"row {first + index}, field {name!r}: {column[index].as_py()} is not within {limits.min} to {limits.max}, "
+        f"the numbers of {limits.dtype}; convert the value, or give the field a wider dtype"
+    )

@@ -1,0 +1,100 @@
+"""A dict of equally long columns to works: arrays and lists are encoded, Arrow columns are taken as stored.
+
+First stage for dicts of columns. Slices are encoded by `pipeline` like any work; numbers that are stored as they stand
+pass without a look at any of them. `copy` says whether the caller may change its arrays while the works are waiting.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import SchemaError
+from penstock.write import work
+from penstock.write.cells import array_of, encode_cell, refuse_names, refuse_null, refuse_nulls
+from penstock.write.tables import checked, stored_column
+from penstock.write.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.schema.unischema import UnischemaField
+    from penstock.write.layout import Layout
+
+
+def column_works(columns: Mapping[str, Any], layout: Layout, first: int, *, start: int, copy: bool) -> Iterator[Work]:
+    """Cut a dict of columns into works, from its row `start` on; that row has the number `first`."""
+    count = length(columns)
+    refuse_names(columns, layout.columns.names)
+    while start < count:
+        stop = min(start + _step(columns, start), count)
+        parts = {name: _part(column, start, stop, copy=copy) for name, column in columns.items()}
+        size = sum(int(getattr(part, "nbytes", 8 * (stop - start))) for part in parts.values())
+        yield Work(first, stop - start, size, partial(_make, parts, layout, first, stop - start))
+        first, start = first + stop - start, stop
+
+
+def length(columns: Mapping[str, Any]) -> int:
+    """Return the number of rows; SchemaError where something is no column, or lengths differ."""
+    for name, column in columns.items():
+        if not hasattr(column, "__len__") or isinstance(column, str | bytes):
+            raise SchemaError(
+                f"column {name!r}: expected an array or list, got {type(column).__name__}; give a single row as [row]"
+            )
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise SchemaError(f"columns must have equal lengths; got {lengths}")
+    return next(iter(lengths.values()), 0)
+
+
+def _step(columns: Mapping[str, Any], start: int) -> int:
+    """Return how many rows to encode at a time: fewer where rows are large."""
+    if all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns.values()):
+        return work.TABLE_ROWS
+    size = sum(int(getattr(column[start], "nbytes", 8)) for column in columns.values())
+    return max(1, min(work.BATCH_ROWS, work.BATCH_BYTES // max(size, 1)))
+
+
+def _part(column: Any, start: int, stop: int, *, copy: bool) -> Any:
+    part = column[start:stop]
+    return part.copy() if copy and isinstance(part, np.ndarray) else part
+
+
+def _make(parts: Mapping[str, Any], layout: Layout, first: int, count: int) -> pa.RecordBatch:
+    arrays = []
+    for stored in layout.columns:
+        field = layout.unischema.fields[stored.name]
+        part = parts.get(stored.name)
+        if part is None:
+            refuse_null(field, first)
+            arrays.append(pa.nulls(count, stored.type))
+        elif isinstance(part, pa.Array | pa.ChunkedArray):
+            arrays.append(stored_column(part, stored, layout, first))
+        else:
+            arrays.append(_column(part, field, stored, first))
+    return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
+
+
+def _column(part: Any, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
+    if _is_plain(part, field, stored):
+        mask = np.ma.getmaskarray(part) if isinstance(part, np.ma.MaskedArray) else None
+        return refuse_nulls(pa.array(np.ma.getdata(part), stored.type, mask=mask), stored, first)
+    cells = []
+    for index, value in enumerate(part, first):
+        cells.append(encode_cell(field, None if value is np.ma.masked else value, index))
+    return array_of(cells, stored, first)
+
+
+def _is_plain(part: Any, field: UnischemaField, stored: pa.Field) -> bool:
+    """Whether a slice is one flat array of the very numbers that are stored: no codec has anything to do."""
+    return (
+        isinstance(part, np.ndarray)
+        and part.ndim == 1
+        and part.dtype.kind in "biuf"
+        and field.shape == ()
+        and part.dtype == np.dtype(field.numpy_dtype)
+        and pa.types.is_primitive(stored.type)
+    )

@@ -1,0 +1,91 @@
+"""What an image file holds, from its first bytes: format, shape and dtype, without decoding where the header says it.
+
+Used where image files become cells as they are: their column needs one field that all of them fit. JPEG and PNG in
+grey or RGB are read from their headers; anything else is decoded to find out. Opens no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.codecs import CompressedImageCodec, decoders
+from penstock.schema.unischema import UnischemaField
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+HEAD_BYTES = 64 << 10
+"""Enough of a file to find its size in, but for a JPEG with a large preview in front."""
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_CHANNELS = {0: 1, 2: 3}  # grey and RGB; palettes and alpha are for the decoder to say
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """What one image is."""
+
+    format: str
+    """As `CompressedImageCodec` names it."""
+    height: int
+    width: int
+    channels: int
+    """1 for grey, 3 for RGB."""
+    dtype: type[np.generic]
+
+
+def facts_of_head(head: bytes) -> ImageFacts | None:
+    """Return the facts of an image that its first bytes tell; None where they do not, or it is of a rarer kind."""
+    if head[:8] == _PNG and len(head) >= 26:
+        return _png(head)
+    if head[:2] == b"\xff\xd8":
+        return _jpeg(head)
+    return None
+
+
+def facts_of_image(data: bytes) -> ImageFacts:
+    """Return the facts of a whole image file, decoding it where needed; ValueError where it cannot be read."""
+    found = facts_of_head(data)
+    if found is not None:
+        return found
+    pixels = decoders.decode_image(data)
+    kind = "jpeg" if data[:2] == b"\xff\xd8" else "png"
+    height, width = pixels.shape[:2]
+    return ImageFacts(kind, height, width, 1 if pixels.ndim == 2 else 3, pixels.dtype.type)
+
+
+def _png(head: bytes) -> ImageFacts | None:
+    width, height = int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+    depth, channels = head[24], _PNG_CHANNELS.get(head[25])
+    if channels is None or depth not in (8, 16) or b"tRNS" in head:
+        return None
+    return ImageFacts("png", height, width, channels, np.uint8 if depth == 8 else np.uint16)
+
+
+def _jpeg(head: bytes) -> ImageFacts | None:
+    """Walk the segments up to the frame's: marker, length, and in it precision, height, width, components."""
+    at = 2
+    while at + 10 <= len(head) and head[at] == 0xFF:
+        marker = head[at + 1]
+        if marker in _FRAMES:
+            height, width = int.from_bytes(head[at + 5 : at + 7], "big"), int.from_bytes(head[at + 7 : at + 9], "big")
+            channels = head[at + 9]
+            return ImageFacts("jpeg", height, width, channels, np.uint8) if channels in (1, 3) and height else None
+        at += 1 if marker == 0xFF else 2 + int.from_bytes(head[at + 2 : at + 4], "big")
+    return None
+
+
+def image_field(name: str, images: Collection[ImageFacts], *, nullable: bool) -> UnischemaField:
+    """Return the field that images of one number of channels fit: a size that they share is fixed, others are free."""
+    first = next(iter(images))
+    size: list[int | None] = [
+        next(iter(sizes)) if len(sizes) == 1 else None
+        for sizes in ({image.height for image in images}, {image.width for image in images})
+    ]
+    shape: Any = tuple(size) if first.channels == 1 else (*size, 3)
+    formats = [image.format for image in images]
+    codec = CompressedImageCodec(max(sorted(set(formats)), key=formats.count))
+    return UnischemaField(name, first.dtype, shape, codec, nullable)

@@ -1,0 +1,82 @@
+"""Works to files on all cores: encodes in threads, stores in order, holds a bounded number of bytes.
+
+`writer` hands over works; `Pipeline` encodes them in a pool (codecs release the GIL where it matters) and one more
+thread gives the batches to `files` in the order of the works. Cases: success: `drain` returns when all are stored; an
+error in a codec or on the disk: nothing that follows is stored, and it is raised by the next call; `close`: works that
+have not begun are dropped, running ones end first. No thread outlives `close`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from penstock.write.work import Work
+
+AHEAD_BYTES = 256 << 20
+"""Most bytes of rows that are being encoded or wait for the disk, however many cores there are."""
+
+
+class Pipeline:
+    """Encodes and stores works; to be used by one thread."""
+
+    def __init__(self, store: Callable[[pa.RecordBatch], None], *, threads: int) -> None:
+        self._store = store
+        self._most = threads + 2  # one that is stored, one that waits, and one for each core
+        self._encoders = ThreadPoolExecutor(threads, thread_name_prefix="penstock-encode")
+        self._storer = ThreadPoolExecutor(1, thread_name_prefix="penstock-store")
+        self._running: deque[tuple[Future[None], int]] = deque()
+        self._bytes = 0
+        self._error: BaseException | None = None
+
+    def submit(self, work: Work) -> None:
+        """Take the next work; waits while too many are under way."""
+        self._raise()
+        encoded = self._encoders.submit(work.make)
+        self._running.append((self._storer.submit(self._finish, encoded), work.num_bytes))
+        self._bytes += work.num_bytes
+        while len(self._running) > self._most or (self._bytes > AHEAD_BYTES and len(self._running) > 1):
+            self._wait_one()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Return what a function gives that runs where batches are stored, after all works so far."""
+        self.drain()
+        return self._storer.submit(function).result()
+
+    def drain(self) -> None:
+        """Return when all works are stored."""
+        while self._running:
+            self._wait_one()
+        self._raise()
+
+    def close(self) -> None:
+        """Drop what has not begun and end the threads; twice does no harm."""
+        self._error = self._error or RuntimeError("the writer is closed")
+        self._encoders.shutdown(cancel_futures=True)
+        self._storer.shutdown(cancel_futures=True)
+        self._running.clear()
+
+    def _finish(self, encoded: Future[Any]) -> None:
+        """Store one batch, in the storing thread; after an error nothing more is stored."""
+        if self._error is not None:
+            return
+        try:
+            self._store(encoded.result())
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, in whose thread it is raised
+            self._error = error
+
+    def _wait_one(self) -> None:
+        future, size = self._running.popleft()
+        self._bytes -= size
+        future.result()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

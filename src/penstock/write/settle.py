@@ -1,0 +1,125 @@
+"""`penstock.commit` and `penstock.discard`: the ends of a dataset that several writers wrote, or that one left behind.
+
+Works on what the journals say, not on rows: parts that are finished are put together by one metadata file and shown as
+one dataset. Needs no schema and no codec. What a live process of this machine is writing is left alone.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+from penstock.dataset.incomplete import ALONE, writers
+from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
+from penstock.storage.filesystem import resolve
+from penstock.write.finish import finish, same_layout
+from penstock.write.journal import Journal
+from penstock.write.place import Place
+from penstock.write.stage import Stage, is_idle, unfinished
+from penstock.write.writer import summary
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from penstock.write.files import Written
+
+
+def commit(
+    url: str | os.PathLike[str],
+    *,
+    parts: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+) -> Written:
+    """Make one dataset of the parts that `penstock.Writer(url, schema, part=k)` wrote; return what it holds.
+
+    Call it once, anywhere, after all parts have ended. Rows are in the order of the parts. Costs the reading of one
+    small file for each file written, and on a filesystem with folders one rename. Cut short, it can be called again.
+
+    Args:
+        url: the dataset, as the writers named it.
+        parts: how many there must be, 0 to `parts - 1`; None: those that were begun.
+        storage_options: for the filesystem of a URL.
+        filesystem: a pyarrow or fsspec filesystem to use instead.
+
+    Raises:
+        DatasetIncomplete: a part is missing, or was begun and not finished; names them.
+        DatasetNotFound: no part was written.
+        DatasetExists: something is at `url` and the writers were not told to overwrite it.
+    """
+    place = _place(url, storage_options, filesystem)
+    stage = _shared(place)
+    journals = _journals(stage)
+    _check_parts(str(url), journals, parts)
+    all_facts = [journal.facts() or {} for journal in journals.values()]
+    if not all(same_layout(all_facts[0], facts) for facts in all_facts):
+        raise StateMismatch(f"the parts of {url} have different schemas or partition_by; write them again alike")
+    for journal in journals.values():
+        journal.load()
+    files = finish(stage, all_facts[0], [file for journal in journals.values() for file in journal.files])
+    stage.show(overwrite=any(facts["overwrite"] for facts in all_facts))
+    return summary(str(url), files)
+
+
+def discard(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+) -> int:
+    """Remove what unfinished writers of `url` left; return how many there were. A complete dataset is not touched.
+
+    Raises:
+        DatasetExists: a process of this machine is still writing it. (On a store nobody can tell: make sure.)
+    """
+    place = _place(url, storage_options, filesystem)
+    found = unfinished(place)
+    for stage in found:
+        for folder in writers(place.fs, stage.journal):
+            if not is_idle(place.fs, folder):
+                raise DatasetExists(f"{url} is being written by a process that is alive; end it first")
+    discard_idle(found)
+    return len(found)
+
+
+def discard_idle(stages: Sequence[Stage]) -> None:
+    """Remove unfinished datasets on which no process of this machine is at work; those of parts stay with theirs."""
+    for stage in stages:
+        if all(is_idle(stage.fs, folder) for folder in writers(stage.fs, stage.journal)):
+            stage.remove()
+
+
+def _place(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, filesystem: Any) -> Place:
+    fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
+    return Place(fs, path.rstrip("/") or path)
+
+
+def _shared(place: Place) -> Stage:
+    for stage in unfinished(place):
+        names = [posixpath.basename(folder) for folder in writers(place.fs, stage.journal)]
+        if names and ALONE not in names:
+            return stage
+    there = "it is complete" if not place.is_free() else "nothing is there"
+    raise DatasetNotFound(
+        f"no parts to commit at {place.path} ({there}); penstock.Writer(url, schema, part=k) writes them"
+    )
+
+
+def _journals(stage: Stage) -> dict[int, Journal]:
+    folders = writers(stage.fs, stage.journal)
+    return {int(posixpath.basename(folder)): Journal(stage.fs, folder, stage.data) for folder in folders}
+
+
+def _check_parts(url: str, journals: Mapping[int, Journal], parts: int | None) -> None:
+    wrong = {part: "not finished" for part, journal in journals.items() if not journal.is_done()}
+    if parts is not None:
+        wrong |= {part: "missing" for part in range(parts) if part not in journals}
+        wrong |= {part: f"too many: parts={parts}" for part in journals if part >= parts}
+    if wrong:
+        shown = ", ".join(f"{part} ({reason})" for part, reason in sorted(wrong.items())[:10])
+        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+        raise DatasetIncomplete(
+            f"{url} cannot be committed yet: part {shown}{more}; write these parts (with resume=True to keep their "
+            "finished files), then commit again, or penstock.discard(url)"
+        )

@@ -1,0 +1,173 @@
+"""Where a dataset is while it is written: a hidden folder beside the target, or the target itself under a marker.
+
+Stands between `writer` and `place`: chooses the form (see `dataset.incomplete` for both), finds what an earlier writer
+left, and shows or removes it. Cases:
+
+- success: the target is complete, nothing else is left;
+- an error or Ctrl-C: everything is removed, unless the writer was told to keep what is safe (`resume=True`);
+- a killed process: what was there stays; the target is as it was, or says that it is incomplete;
+- two writers at once without `part=`: each has its own hidden folder, and the second to end meets the first's dataset;
+  on a store the second meets the marker of the first.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyarrow.fs import FileSelector, FileType
+
+from penstock.dataset.incomplete import (
+    ALONE,
+    JOURNAL,
+    SHARED,
+    hidden_folders,
+    incomplete,
+    read_json,
+    safe_rows,
+    writers,
+)
+from penstock.errors import DatasetExists
+from penstock.write.durable import Lock, put_json, remove, sync_folders
+from penstock.write.place import Place, can_rename
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from penstock.write.options import WriteOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A dataset that is being written."""
+
+    place: Place
+    folder: str | None
+    """The hidden folder; None: the target itself, under its marker."""
+
+    @property
+    def fs(self) -> Any:
+        """The filesystem of the target."""
+        return self.place.fs
+
+    @property
+    def data(self) -> str:
+        """Where the files go."""
+        return self.place.path if self.folder is None else posixpath.join(self.folder, "data")
+
+    @property
+    def journal(self) -> str:
+        """Where the writers' records are."""
+        return posixpath.join(self.place.path, JOURNAL) if self.folder is None else f"{self.folder}/journal"
+
+    def make(self) -> None:
+        """Make the folders; a target that is written itself gets its marker before anything else."""
+        self.fs.create_dir(self.data, recursive=True)
+        if self.folder is None and read_json(self.fs, self.place.marker) is None:
+            put_json(self.fs, self.place.marker, {"version": 1, "state": "writing"})
+        self.fs.create_dir(self.journal, recursive=True)
+
+    def show(self, *, overwrite: bool) -> None:
+        """Make the target appear, complete; another writer may have been faster, and then DatasetExists is raised."""
+        if self.folder is None:
+            self.place.unmark()
+            return
+        if read_json(self.fs, self.place.marker) is None:
+            self.place.check(overwrite=overwrite)
+        sync_folders(self.fs, [self.data])
+        self.place.show(self.data)
+        remove(self.fs, self.folder)
+
+    def remove_files(self, prefix: str, *, keep: Collection[str]) -> None:
+        """Remove a writer's files, but for those to keep (relative paths)."""
+        form = re.compile(re.escape(prefix) + r"\d{6}\.parquet")
+        for info in self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True)):
+            relative = info.path[len(self.data) :].lstrip("/")
+            if info.type == FileType.File and form.fullmatch(info.base_name) and relative not in keep:
+                self.fs.delete_file(info.path)
+
+    def remove(self) -> None:
+        """Remove everything that was written here; the marker goes last."""
+        if self.folder is not None:
+            remove(self.fs, self.folder)
+            return
+        for info in self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True)):
+            if info.type == FileType.File and info.path != self.place.marker:
+                self.fs.delete_file(info.path)
+        remove(self.fs, self.place.path)
+
+
+def choose(place: Place, options: WriteOptions) -> Stage:
+    """Return the stage to write in, made: a new one, or one that an earlier writer or other parts have begun.
+
+    Raises:
+        DatasetExists: something is at the target, whole or unfinished, that may not be replaced.
+    """
+    stage = _marked(place)
+    if stage is not None and options.part is None and not options.resume:
+        if not options.overwrite:
+            raise DatasetExists(str(incomplete(place.fs, place.path, stage.journal)))
+        stage.remove()
+        stage = None
+    if stage is None:
+        place.check(overwrite=options.overwrite)
+        stage = Stage(place, _folder(place, options) if can_rename(place.fs) or not place.is_free() else None)
+    stage.make()
+    _refuse_mixing(stage, options.part)
+    return stage
+
+
+def _folder(place: Place, options: WriteOptions) -> str:
+    if options.part is not None:
+        return place.hidden(SHARED)
+    if options.resume:
+        found = [folder for folder in hidden_folders(place.fs, place.path) if folder != place.hidden(SHARED)]
+        free = [folder for folder in found if is_idle(place.fs, posixpath.join(folder, "journal", ALONE))]
+        if found and not free:
+            raise DatasetExists(
+                f"{place.path} is being written by another process, in {found[0]}; wait until it ends, or end it"
+            )
+        if free:
+            return max(free, key=lambda folder: safe_rows(place.fs, posixpath.join(folder, "journal", ALONE)))
+    return place.hidden(os.urandom(6).hex())
+
+
+def is_idle(fs: Any, folder: str) -> bool:
+    """Tell whether no live process holds the lock of this writer's folder."""
+    if fs.get_file_info(folder).type == FileType.NotFound:
+        return True
+    lock = Lock(fs, folder)
+    idle = lock.take()
+    lock.give_back()
+    return idle
+
+
+def _refuse_mixing(stage: Stage, part: int | None) -> None:
+    names = {posixpath.basename(folder) for folder in writers(stage.fs, stage.journal)}
+    alone = ALONE in names
+    if (part is not None and alone) or (part is None and names - {ALONE}):
+        others = "one writer without part=" if alone else "writers with part="
+        raise DatasetExists(
+            f"{stage.place.path} is being written by {others}, or was and is incomplete; finish that, "
+            "or penstock.discard(url)"
+        )
+
+
+def _marked(place: Place) -> Stage | None:
+    """Return the unfinished dataset whose marker is in the target, None where there is none."""
+    marker = read_json(place.fs, place.marker)
+    if marker is None:
+        return None
+    return Stage(place, str(marker["from"]).rpartition("/")[0] if marker.get("from") else None)
+
+
+def unfinished(place: Place) -> list[Stage]:
+    """Return every unfinished writing of a target, those of several parts first."""
+    marked = _marked(place)
+    folders = hidden_folders(place.fs, place.path)
+    folders.sort(key=lambda folder: folder != place.hidden(SHARED))
+    found = [] if marked is None else [marked]
+    return found + [Stage(place, folder) for folder in folders if marked is None or folder != marked.folder]

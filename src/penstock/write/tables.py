@@ -1,0 +1,106 @@
+"""Arrow data to works: columns are taken as they are stored, cast to the schema's types where that loses nothing.
+
+First stage for tables, batches and readers of Arrow, and with that for DataFrames. A field with a codec takes cells
+that are encoded already (binary), or lists and tensors, whose rows are encoded like any array. No row is copied that
+need not be.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import SchemaError
+from penstock.write.cells import array_of, check_limits, encode_cell, refuse_names, refuse_null, refuse_nulls
+from penstock.write.work import TABLE_ROWS, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.schema.unischema import UnischemaField
+    from penstock.write.layout import Layout
+
+
+def table_works(data: Any, layout: Layout, first: int) -> Iterator[Work]:
+    """Cut a table, batch or reader into works, in order."""
+    refuse_names(data.schema.names, layout.columns.names)
+    found = [data] if isinstance(data, pa.RecordBatch) else data
+    if isinstance(data, pa.Table):
+        found = data.to_batches(max_chunksize=TABLE_ROWS)
+    for whole in found:
+        for start in range(0, whole.num_rows, TABLE_ROWS):
+            batch = whole.slice(start, TABLE_ROWS)
+            yield Work(first, batch.num_rows, int(batch.nbytes), partial(_make, batch, layout, first))
+            first += batch.num_rows
+
+
+def _make(batch: pa.RecordBatch, layout: Layout, first: int) -> pa.RecordBatch:
+    arrays = []
+    for stored in layout.columns:
+        position = batch.schema.get_field_index(stored.name)
+        if position < 0:
+            refuse_null(layout.unischema.fields.get(stored.name, stored), first)
+            arrays.append(pa.nulls(batch.num_rows, stored.type))
+        else:
+            arrays.append(stored_column(batch.column(position), stored, layout, first))
+    return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
+
+
+def checked(batch: pa.RecordBatch, layout: Layout, first: int) -> pa.RecordBatch:
+    """Return the batch, unless a number is outside of what its field holds."""
+    for name, limits in layout.limits.items():
+        check_limits(batch.column(layout.columns.get_field_index(name)), name, limits, first)
+    return batch
+
+
+def stored_column(column: Any, stored: pa.Field, layout: Layout, first: int) -> pa.Array:
+    """Return an Arrow column in its stored type; rows of lists are encoded where the field has a codec."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if column.type == stored.type:
+        return refuse_nulls(column, stored, first)
+    if stored.name in layout.cells and _is_array(column.type):
+        return _encoded(column, layout.unischema.fields[stored.name], stored, first)
+    try:
+        return refuse_nulls(column.cast(stored.type), stored, first)
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"column {stored.name!r}, rows from {first}: the table has {column.type}, the schema stores {stored.type}: "
+            f"{error}; cast the column, encode its cells with the field's codec, or give rows instead of a table"
+        ) from error
+
+
+def _is_array(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_array(kind.storage_type)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
+    shape = tuple(getattr(column.type, "shape", ())) or field.shape
+    while isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    leaf = column.type
+    while _is_array(leaf):
+        leaf = leaf.value_type
+    dtype = np.dtype(leaf.to_pandas_dtype())
+    cells = []
+    for index, row in enumerate(column, first):
+        value = None if not row.is_valid else _as_array(row, dtype, shape)
+        cells.append(encode_cell(field, value, index))
+    return array_of(cells, stored, first)
+
+
+def _as_array(row: pa.Scalar, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Any:
+    """Return the array of one row: nested lists as they are, a flat list in the field's shape where that is known."""
+    values = row.values
+    flat = not _is_array(values.type) and not values.null_count
+    found = values.to_numpy(zero_copy_only=False) if flat else np.array(row.as_py(), dtype)
+    sizes = [size for size in shape if size is not None]
+    if found.ndim == 1 and len(sizes) == len(shape) > 1 and found.size == math.prod(sizes):
+        return found.reshape(sizes)
+    return found

@@ -1,0 +1,328 @@
+"""`penstock.Writer`: rows, columns or tables in, a dataset out, committed as a whole.
+
+The file of this package that sees all its stages: `sources` brings data to one form and cuts it into works, `pipeline`
+encodes and stores them through `files`, `journal` remembers what is safe, `stage` makes it appear. `write` and
+`write_folder` are built on it. Cases:
+
+- the `with` block ends well: the dataset is there (or, with `part=`, waits for `penstock.commit`);
+- an exception in the block, Ctrl-C: nothing is committed; what was written is removed, unless `resume=True`;
+- `append` or `extend` refuses a value: raised there, or by a later call or the end of the block where a codec found out
+  later; then nothing more is taken;
+- the process is killed: what finished files hold is safe, and the target does not open until it is resumed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.dataset.incomplete import ALONE, writers
+from penstock.errors import DatasetExists, InternalError, SchemaError, StateMismatch
+from penstock.progress import Progress
+from penstock.storage.filesystem import resolve
+from penstock.write import work
+from penstock.write.durable import Lock, remove
+from penstock.write.files import FileWriter, Written
+from penstock.write.finish import facts_of, finish, same_layout
+from penstock.write.journal import DoneFile, Journal
+from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
+from penstock.write.pipeline import Pipeline
+from penstock.write.place import Place
+from penstock.write.rows import RowBuffer
+from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
+from penstock.write.stage import choose, unfinished
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from penstock.schema.unischema import Unischema
+    from penstock.write.layout import Layout
+
+
+class Writer:
+    """Writes a dataset from rows and batches, as they come; the `with` block commits it.
+
+        >>> with penstock.Writer("frames", schema) as writer:
+        ...     for scene in scenes:
+        ...         writer.append({"id": scene.id, "image": scene.pixels})
+
+    Rows keep their order. Values are encoded on all cores while you make the next ones; memory is bounded by a few row
+    groups. An exception in the block commits nothing. To be used by one thread.
+
+    Several processes write one dataset: `Writer(url, schema, part=k)` in each, and `penstock.commit(url)` once at the
+    end. A part that is written again replaces its earlier attempt.
+
+    Args:
+        url: folder to write; a path or any URL that `penstock.open` takes. An empty folder may be there.
+        schema: fields and codecs; None: inferred from the first table or dict of columns given to `extend`. A field
+            that is missing in a row must be nullable.
+        row_group_bytes: most bytes of a row group, encoded and before Parquet's compression; at least one row is in.
+        rows_per_file: rows of each file but the last of its folder; None: files of about 512 MiB.
+        partition_by: columns that become folders (`name=value`) instead of being stored in the files.
+        overwrite: replace the dataset at `url` if there is one. A folder with anything but Parquet is never replaced.
+        resume: go on where an earlier writer of `url` stopped, if there is one: `rows` says how many of the rows that
+            it was given are safe, and the next row appended must be the one after them. If this writer fails, what is
+            safe is kept.
+        part: which of several writers this is, from 0; parts come in this order.
+        workers: threads that encode; None: one for each core.
+        storage_options: for the filesystem of a URL.
+        filesystem: a pyarrow or fsspec filesystem to use instead.
+        compression: Parquet's codec, or one for each column; "auto" is snappy, and none for images and zipped arrays.
+
+    Raises:
+        DatasetExists: something is at `url` already.
+        StateMismatch: what is to be resumed was written with another schema or partitioning.
+    """
+
+    def __init__(  # noqa: PLR0913 - the public factory takes flat keywords
+        self,
+        url: str | os.PathLike[str],
+        schema: Unischema | None = None,
+        *,
+        row_group_bytes: int = ROW_GROUP_BYTES,
+        rows_per_file: int | None = None,
+        partition_by: str | Sequence[str] | None = None,
+        overwrite: bool = False,
+        resume: bool = False,
+        part: int | None = None,
+        workers: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        filesystem: Any = None,
+        compression: Compression = AUTO,
+    ) -> None:
+        names = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by or ())
+        self._options = WriteOptions(
+            row_group_bytes, rows_per_file, names, overwrite, compression, resume, part, workers
+        )
+        self._url, self._schema = str(url), schema
+        layout = None if schema is None else schema_layout(schema, names)
+        fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
+        self._stage = choose(Place(fs, path.rstrip("/") or path), self._options)
+        own = posixpath.join(self._stage.journal, ALONE if part is None else f"{part:06d}")
+        self._lock = Lock(fs, own)
+        self._journal = Journal(fs, own, self._stage.data)
+        self._rows = 0
+        self._buffer: RowBuffer | None = None
+        self._files: FileWriter | None = None
+        self._pipeline: Pipeline | None = None
+        self._bar = Progress(None, f"writing {self._url}", unit="rows")
+        self._written: Written | None = None
+        self._is_open = True
+        self._is_over = False
+        self._begin(layout)
+
+    # --- what it holds ------------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Rows taken so far; right after resuming, those that are safe from before."""
+        return self._rows + (0 if self._buffer is None else self._buffer.num_rows)
+
+    @property
+    def safe_rows(self) -> int:
+        """How many of the first rows are in finished files and would outlive a crash."""
+        return self._journal.rows
+
+    @property
+    def written(self) -> Written:
+        """What was written, once the `with` block has ended; of a part, its share."""
+        if self._written is None:
+            raise RuntimeError(f"nothing is committed to {self._url} yet; `written` is known after the `with` block")
+        return self._written
+
+    def __repr__(self) -> str:
+        state = "writing" if self._is_open else "closed"
+        return f"Writer({self._url!r}, {state}, rows={self.rows})"
+
+    # --- rows in ------------------------------------------------------------------------------------------------------
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Take one row: a dict of field name to value. Its arrays are copied, so you may use them again.
+
+        Raises:
+            SchemaError: The row does not fit the schema; names row, field, what is wanted and what came.
+        """
+        self._check_open()
+        if self._buffer is None:
+            self._buffer = RowBuffer(self._ready(row), self._rows)
+        self._buffer.add(row)
+        if self._buffer.is_full(rows=work.BATCH_ROWS, size=work.BATCH_BYTES):
+            self._flush()
+
+    def extend(self, data: Any) -> None:
+        """Take many rows, in order: anything that `penstock.write` takes; a dict is one of columns."""
+        self._take(data, skip=0, copy=True)
+
+    def checkpoint(self) -> int:
+        """Make all rows so far safe, by ending the open files; return their number.
+
+        Files end by themselves when they are full, so this is for those who cannot give some rows again. With
+        `partition_by` and `rows_per_file` nothing is safe before the end but for what was made so here.
+        """
+        self._check_open()
+        self._flush()
+        if self._pipeline is not None and self._files is not None:
+            self._pipeline.call(self._files.checkpoint)
+            self._journal.wait()
+        return self.safe_rows
+
+    def _take(self, data: Any, *, skip: int, copy: bool) -> None:
+        self._check_open()
+        data = normal_form(data, self._schema)
+        layout = self._ready(data)
+        self._flush()
+        for next_work in works(data, layout, self._rows, skip=skip, copy=copy):
+            self._submit(next_work)
+
+    def _expect(self, data: Any) -> Any:
+        """Return data in normal form, once the progress bar knows how many rows it has."""
+        data = normal_form(data, self._schema)
+        self._bar = Progress(num_rows(data), f"writing {self._url}", unit="rows")
+        self._bar.update(self._rows)
+        return data
+
+    def _flush(self) -> None:
+        if self._buffer is not None and self._buffer.num_rows:
+            self._submit(self._buffer.take())
+        self._buffer = None
+
+    def _submit(self, next_work: work.Work) -> None:
+        if self._pipeline is None:
+            raise InternalError("a writer took rows before its layout was known; please report")
+        self._pipeline.submit(next_work)
+        self._rows += next_work.num_rows
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RuntimeError(f"the writer of {self._url} is closed; make a new one")
+
+    # --- begin and end ------------------------------------------------------------------------------------------------
+
+    def _begin(self, layout: Layout | None) -> None:
+        try:
+            if not self._lock.take():
+                raise DatasetExists(
+                    f"{self._url} is being written by another process"
+                    + ("" if self._options.part is None else f" as part {self._options.part} too")
+                    + "; wait until it ends, or end it"
+                )
+            if self._options.resume:
+                self._journal.load()
+            else:
+                self._clear()
+            self._stage.remove_files(self._options.prefix, keep={file.path for file in self._journal.files})
+            self._rows = self._journal.rows
+            if layout is not None:
+                self._start(layout)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _clear(self) -> None:
+        """Forget an earlier attempt at the same part."""
+        fresh = Journal(self._stage.fs, self._journal.folder, self._stage.data)
+        fresh.load()
+        for number in range(len(fresh.files) + 1):
+            remove(self._stage.fs, posixpath.join(self._journal.folder, f"{number:06d}.json"))
+
+    def _ready(self, data: Any) -> Layout:
+        """Return the layout; the first data decides it where no schema was given."""
+        if self._files is None:
+            self._start(layout_of(data, self._schema, self._options.partition_by))
+        return self._layout
+
+    def _start(self, layout: Layout) -> None:
+        self._layout = layout
+        facts = facts_of(layout, overwrite=self._options.overwrite)
+        self._check_facts(facts)
+        self._journal.begin(facts)
+        self._facts = facts
+        place = (self._stage.fs, self._stage.data)
+        self._files = FileWriter(place, layout, self._options, self._journal.record)
+        self._files.go_on(self._journal.files)
+        self._pipeline = Pipeline(partial(self._store, self._files), threads=self._options.threads)
+
+    def _store(self, files: FileWriter, batch: Any) -> None:
+        files.add(batch)
+        self._bar.update(batch.num_rows)
+
+    def _check_facts(self, facts: Mapping[str, Any]) -> None:
+        """Refuse another schema than that of the files kept, or of the other parts."""
+        others = [f for f in writers(self._stage.fs, self._stage.journal) if f != self._journal.folder]
+        kept = self._journal.facts() if self._journal.files else None
+        if kept is None and others:
+            kept = Journal(self._stage.fs, others[0], self._stage.data).facts()
+        if kept is not None and not same_layout(kept, facts):
+            raise StateMismatch(
+                f"{self._url} was begun with another schema or partition_by than this writer has; use the same, or "
+                "penstock.discard(url) and begin anew"
+            )
+
+    def commit(self) -> Written:
+        """End the writing and make the dataset appear; the `with` block does it by itself."""
+        self._check_open()
+        try:
+            self._flush()
+            if self._pipeline is None or self._files is None:
+                raise SchemaError(f"{self._url} got neither rows nor a schema; pass schema=Unischema(...)")
+            self._pipeline.call(self._files.checkpoint)
+            self._journal.end()
+            files: list[DoneFile] = self._journal.files
+            if self._options.part is None:
+                files = finish(self._stage, self._facts, files)
+            self._close()
+            if self._options.part is None:
+                self._stage.show(overwrite=self._options.overwrite)
+        except BaseException:
+            self.abort()
+            raise
+        self._is_over = True
+        self._written = summary(self._url, files)
+        if self._options.part is None:
+            self._tidy()
+        return self._written
+
+    def abort(self) -> None:
+        """End the writing and commit nothing; keeps what is safe if `resume=True`. Twice does no harm."""
+        self._close()
+        if self._is_over or self._options.resume:
+            return
+        self._is_over = True
+        if self._options.part is None:
+            self._stage.remove()
+        else:
+            self._stage.remove_files(self._options.prefix, keep=())
+            remove(self._stage.fs, self._journal.folder)
+
+    def _close(self) -> None:
+        self._is_open = False
+        if self._pipeline is not None:
+            self._pipeline.close()
+        if self._files is not None:
+            self._files.abandon()
+        self._journal.close()
+        self._lock.give_back()
+        self._bar.close()
+
+    def _tidy(self) -> None:
+        """Remove what earlier writers of this target left when they died: the dataset is there now."""
+        from penstock.write.settle import discard_idle
+
+        discard_idle([stage for stage in unfinished(self._stage.place) if stage.folder != self._stage.folder])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._is_open:
+            self.commit()
+
+
+def summary(url: str, files: Sequence[DoneFile]) -> Written:
+    """Return what was written, in numbers."""
+    rows, groups = sum(file.rows for file in files), sum(file.row_groups for file in files)
+    return Written(url, rows, len(files), groups, sum(file.bytes for file in files))

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+import penstock.spark
 from penstock.codecs import NdarrayCodec
 from penstock.errors import MetadataError, SchemaError
 from penstock.petastorm.etl import dataset_metadata, legacy, metadata_util, petastorm_generate_metadata
@@ -28,6 +29,7 @@ from penstock.petastorm.etl.dataset_metadata import (
 )
 from penstock.petastorm.etl.petastorm_generate_metadata import generate_petastorm_metadata
 from penstock.petastorm.unischema import Unischema, UnischemaField
+from penstock.schema.petastorm_pickle import load_unischema
 from penstock.schema.stored import SCHEMA_KEY
 from tests.dataset.make import write, write_ids
 from tests.schema import petastorm_bytes
@@ -94,12 +96,12 @@ def test_a_pickled_schema_is_read(plain: Path) -> None:
     assert legacy.restricted_loads(pickled) == legacy.depickle_legacy_package_name_compatible(pickled)
 
 
-def petastorm_bytes_of_schema() -> bytes:
+def petastorm_bytes_of_schema(codec: petastorm_bytes.Stub | None = None) -> bytes:
     """Return SCHEMA as Petastorm would have pickled it."""
     scalar = petastorm_bytes.codec("ScalarCodec", _spark_type=petastorm_bytes.spark("LongType"))
     values = [
         ("id", petastorm_bytes.Named("numpy", "int64"), (), scalar, False),
-        ("a", petastorm_bytes.Named("numpy", "uint8"), (2,), petastorm_bytes.codec("NdarrayCodec"), False),
+        ("a", petastorm_bytes.Named("numpy", "uint8"), (2,), codec or petastorm_bytes.codec("NdarrayCodec"), False),
     ]
     fields = {v[0]: petastorm_bytes.FieldStub("new", "petastorm.unischema", v) for v in values}
     state = {"_name": "Cells", "_fields": OrderedDict(fields), **fields}
@@ -146,9 +148,8 @@ def test_row_groups_are_those_of_the_files_whatever_was_stored(tmp_path: Path) -
     assert len(load_row_groups(url_of(tmp_path))) == 6
 
 
-def test_writing_by_spark_waits_for_its_part() -> None:
-    with pytest.raises(NotImplementedError, match=r"penstock\[spark\].*penstock\.write"):
-        dataset_metadata.materialize_dataset(None, "file:///x", SCHEMA)
+def test_writing_by_spark_is_that_of_penstock_itself() -> None:
+    assert dataset_metadata.materialize_dataset is penstock.spark.materialize_dataset
 
 
 # -- storing --------------------------------------------------------------------------------------------------------
@@ -170,11 +171,29 @@ def test_other_entries_stay_and_petastorms_are_brought_in_line(plain: Path) -> N
     generate_petastorm_metadata(None, url_of(plain))
     pairs = stored_pairs(plain)
     assert pairs[b"mine"] == b"1"
-    assert pairs[UNISCHEMA_KEY] == old[UNISCHEMA_KEY]  # it says the same
+    assert load_unischema(pairs[UNISCHEMA_KEY]) == load_unischema(old[UNISCHEMA_KEY])
     assert json.loads(pairs[ROW_GROUPS_PER_FILE_KEY]) == {"part=0/a.parquet": 2, "part=1/a.parquet": 2}
     generate_petastorm_metadata(None, url_of(plain), f"{__name__}.OTHER")
-    assert UNISCHEMA_KEY not in stored_pairs(plain)
+    assert load_unischema(stored_pairs(plain)[UNISCHEMA_KEY]) == OTHER
     assert get_schema_from_dataset_url(url_of(plain)) == OTHER
+
+
+def test_a_pickle_with_a_codec_of_others_stays_while_it_says_the_same(plain: Path) -> None:
+    schema = pq.read_schema(plain / "part=0" / "a.parquet")
+    foreign = petastorm_bytes.Stub("petastorm.others", "Codec", {"level": 3})
+    pickled = petastorm_bytes_of_schema(foreign)
+    pq.write_metadata(schema.with_metadata({UNISCHEMA_KEY: pickled}), plain / "_common_metadata")
+    generate_petastorm_metadata(None, url_of(plain))
+    pairs = stored_pairs(plain)
+    assert pairs[UNISCHEMA_KEY] == pickled
+    assert json.loads(pairs[ROW_GROUPS_PER_FILE_KEY]) == {"part=0/a.parquet": 2, "part=1/a.parquet": 2}
+    generate_petastorm_metadata(None, url_of(plain), f"{__name__}.LISTS")
+    assert not {UNISCHEMA_KEY, ROW_GROUPS_PER_FILE_KEY} & set(stored_pairs(plain))  # Petastorm cannot read that one
+
+
+LISTS = Unischema(
+    "Lists", [UnischemaField("id", np.int64, (), None, False), UnischemaField("a", None, (), None, False)]
+)
 
 
 OTHER = Unischema("Other", [UnischemaField("id", np.int64, (), None, False)])

@@ -9,16 +9,7 @@ import pytest
 from tests.test_alias import run
 
 NAMES = {
-    "spark": ("spark", ["SparkDatasetConverter", "make_spark_converter"]),
-    "spark.spark_dataset_converter": (
-        "spark",
-        ["SparkDatasetConverter", "make_spark_converter", "register_delete_dir_handler"],
-    ),
-    "spark_utils": ("spark", ["dataset_as_rdd"]),
-    "tools.copy_dataset": ("spark", ["copy_dataset", "main"]),
-    "tools.spark_session_cli": ("spark", ["add_configure_spark_arguments", "configure_spark"]),
     "hdfs.namenode": ("hdfs", ["HAHdfsClient", "HdfsConnector", "HdfsNamenodeResolver", "namenode_failover"]),
-    "etl.dataset_metadata": ("spark", ["materialize_dataset"]),
 }
 FLAT = [(module, extra, name) for module, (extra, names) in NAMES.items() for name in names]
 
@@ -31,13 +22,6 @@ def test_a_name_that_waits_says_for_what(module: str, extra: str, name: str) -> 
     assert "\n" not in str(caught.value)
     assert found.__doc__
     assert found.__name__ == name
-
-
-def test_classes_that_wait_can_be_asked_for_their_instances() -> None:
-    from penstock.petastorm.spark import SparkDatasetConverter
-
-    assert not isinstance(3, SparkDatasetConverter)
-    assert SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF == "petastorm.spark.converter.parentCacheDirUrl"
 
 
 def test_the_whole_tree_imports_no_framework_and_no_pandas() -> None:

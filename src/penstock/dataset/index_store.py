@@ -1,4 +1,4 @@
-"""The stored form of row-group indexes: JSON of ours in `_common_metadata`, and Petastorm's pickle read safely.
+"""The stored form of row-group indexes: JSON of ours in `_common_metadata`, and Petastorm's pickle, read safely.
 
 `store_indexes` keeps the fingerprint of the dataset with them; `load_indexes` refuses indexes of files that have
 changed, since their ordinals would mean other row groups. Values keep their types. Nothing stored is ever executed.
@@ -10,6 +10,7 @@ import base64
 import binascii
 import datetime
 import json
+import logging
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from penstock.dataset.common_metadata import read_common_metadata, update_common
 from penstock.dataset.discover import Root
 from penstock.dataset.index_indexers import NOT_NULL, FieldNotNullIndexer, SingleFieldIndexer, StoredIndexer
 from penstock.errors import MetadataError, SchemaError
-from penstock.schema.petastorm_pickle import load_index
+from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY, dump_index
+from penstock.schema.petastorm_pickle import RowGroupIndex, load_index
 from penstock.schema.stored import PETASTORM_INDEX_KEY
 
 if TYPE_CHECKING:
@@ -30,8 +32,9 @@ if TYPE_CHECKING:
     from penstock.dataset.index_indexers import RowGroupIndexerBase
     from penstock.dataset.parquet import ParquetSource
 
+logger = logging.getLogger(__name__)
+
 INDEX_KEY = b"penstock.rowgroups_index.v1"
-ROW_GROUPS_PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 _VERSION = 1
 _AGAIN = "build the index again (build_rowgroup_index)"
 _KINDS: dict[str, type[Any]] = {"single_field": SingleFieldIndexer, "not_null": FieldNotNullIndexer}
@@ -44,16 +47,18 @@ def store_indexes(source: ParquetSource, indexers: Iterable[RowGroupIndexerBase]
         MetadataError: The source is not one folder, so that there is no place that is surely its own.
         SchemaError: A value is of a type that cannot be stored.
     """
+    given = list(indexers)
     text = json.dumps(
         {
             "version": _VERSION,
             "dataset": source.fingerprint,
             "row_groups": len(source.chunk_rows),
-            "indexes": [_index_to_json(indexer) for indexer in indexers],
+            "indexes": [_index_to_json(indexer) for indexer in given],
         }
     )
     check_folder(source)
-    update_common_metadata(source._files[0], {INDEX_KEY: text.encode()})
+    pairs = {INDEX_KEY: text.encode(), PETASTORM_INDEX_KEY: _for_petastorm(source, given)}
+    update_common_metadata(source._files[0], pairs)
 
 
 def check_folder(source: ParquetSource) -> None:
@@ -194,6 +199,22 @@ def value_from_json(stored: Any) -> Any:
 
 
 # -- Petastorm's ---------------------------------------------------------------------------------------------------
+
+
+def _for_petastorm(source: ParquetSource, indexers: Iterable[RowGroupIndexerBase]) -> bytes | None:
+    """Return the shipped indexers as Petastorm pickles them; None where one holds values that it cannot have."""
+    ordinal = np.flatnonzero(_chunk_of_ordinal(source) >= 0)
+    made = {}
+    for indexer in indexers:
+        if type(indexer) in _KINDS.values():  # a class of others would not be opened
+            held = {v: set(ordinal[sorted(indexer.get_row_group_indexes(v))].tolist()) for v in indexer.indexed_values}
+            groups = held[NOT_NULL] if isinstance(indexer, FieldNotNullIndexer) else held
+            made[indexer.index_name] = RowGroupIndex(indexer.index_name, next(iter(indexer.column_names)), groups)
+    try:
+        return dump_index(made)
+    except SchemaError as error:
+        logger.info("the row-group indexes are not stored for Petastorm, only our own: %s", error)
+        return None
 
 
 def _from_petastorm(pairs: dict[bytes, bytes], source: ParquetSource) -> dict[str, RowGroupIndexerBase]:

@@ -5,46 +5,25 @@ Works on what a worker has built, in the consumer's thread. Values of rows are v
 
 from __future__ import annotations
 
-import keyword
-import re
-from collections import namedtuple
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.dataset.predicates_decode import row_values
 from penstock.engine.rowwise import objects_of, plain_nulls, unmasked
+from penstock.schema.rows import row_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+__all__ = ["batch_column", "columns_of", "row_type", "rows_of", "windows_of"]
+
 _SOME_WINDOWS = 256
 """Windows that are made at once in the consumer."""
 _MOST_TEXT_BYTES = 64 << 20
 """Texts become one array of fixed width up to here, or while that takes no more than a few times their own length."""
-
-
-@lru_cache(maxsize=1024)
-def row_type(schema_name: str, names: tuple[str, ...]) -> Any:
-    """Return the class of rows: a named tuple; names that Python does not allow get their odd characters replaced."""
-    found: list[str] = []
-    for plain in map(_identifier, names):
-        number = 2
-        name = plain
-        while name in found:
-            name, number = f"{plain}_{number}", number + 1
-        found.append(name)
-    return namedtuple(f"{schema_name}_view", found)
-
-
-def _identifier(name: str) -> str:
-    plain = re.sub(r"\W", "_", name)
-    if not plain or plain[0] == "_" or plain[0].isdigit():
-        plain = f"f{plain}"
-    return f"{plain}_" if keyword.iskeyword(plain) else plain
 
 
 def rows_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Iterator[Any]:

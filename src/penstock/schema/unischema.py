@@ -6,6 +6,7 @@ writers dtype, shape, codec and nullability of each column. It reads no file. Ar
 
 from __future__ import annotations
 
+import datetime
 import re
 import warnings
 from collections import OrderedDict, namedtuple
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.codecs import DataframeColumnCodec, ScalarCodec
+from penstock.codecs.base import storage_type
 from penstock.codecs.scalar import spark_type_of
 from penstock.errors import ColumnNotFound, SchemaError, UnsupportedType, close_names
 
@@ -247,7 +249,22 @@ def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
         from pyspark import Row
     except ImportError:
         raise ImportError("a Spark row needs PySpark: pip install 'penstock[spark]'") from None
-    return Row(*cells)(*[bytearray(c) if isinstance(c, bytes) else c for c in cells.values()])
+    fields = unischema.fields
+    return Row(*cells)(*[_spark_cell(fields[name], cell) for name, cell in cells.items()])
+
+
+def _spark_cell(field: UnischemaField, cell: Any) -> Any:
+    """Return a cell as Spark takes it: bytes it may change, and Python's dates, with a zone where they are instants."""
+    if isinstance(cell, bytes):
+        return bytearray(cell)
+    if not isinstance(cell, np.datetime64):
+        return cell
+    if np.isnat(cell):
+        raise SchemaError(f"field {field.name!r}: Spark has no NaT; give None in a nullable field")
+    stored = ScalarCodec().storage_type(field) if field.codec is None else storage_type(field.codec, field)
+    when = cell.astype("M8[D]" if str(stored).startswith("date") else "M8[us]").item()
+    # Spark takes a time without a zone for this machine's.
+    return when.replace(tzinfo=datetime.UTC) if getattr(stored, "tz", None) else when
 
 
 def _encode(field: UnischemaField, value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The schema and the row groups of a dataset, asked for without reading it.
+"""The schema and the row groups of a dataset, asked for without reading it; and the block in which Spark writes one.
 
-On top of `penstock.dataset`; `make_reader` does not come through here. `dataset` may be a URL, a `penstock.Dataset` or
-a pyarrow dataset (see `_datasets`). Pickles that Petastorm stored are read without running them; nothing is written.
+On top of `penstock.dataset` and `penstock.spark`; `make_reader` does not come through here. `dataset` may be a URL, a
+`penstock.Dataset` or a pyarrow dataset (see `_datasets`). Pickles that Petastorm stored are read without running them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MetadataError, PenstockError
-from penstock.petastorm._later import later_function
+from penstock.errors import MetadataError
 from penstock.petastorm.etl._datasets import files_at, files_of, source_of, stored_schema
+from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY
+from penstock.spark.materialize import PetastormMetadataGenerationError, materialize_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,15 +36,8 @@ __all__ = [
 
 UNISCHEMA_KEY = PETASTORM_SCHEMA_KEY
 """Where Petastorm keeps its pickled schema; ours is JSON under a key of its own."""
-ROW_GROUPS_PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
-"""Where Petastorm keeps the number of row groups of each file; not needed here."""
-
 PetastormMetadataError = MetadataError
 """Stored metadata is missing or damaged: the error that all of Penstock raises for it."""
-
-
-class PetastormMetadataGenerationError(PenstockError):
-    """Metadata could not be made for a dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +52,6 @@ class RowGroup:
     """Names and values of the folders it lies in."""
     num_rows: int
     """Its rows."""
-
-
-materialize_dataset = later_function(
-    __name__, "materialize_dataset", extra="spark", instead="until then penstock.write writes datasets without Spark"
-)
 
 
 def get_schema(dataset: Any) -> Unischema:

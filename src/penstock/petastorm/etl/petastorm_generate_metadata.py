@@ -1,36 +1,23 @@
 """Store a schema with a dataset that has none, or whose files have changed: `_common_metadata`, and nothing else.
 
 Takes the schema from a Python object or from what is stored already, checks that it fits the files, and writes it as
-JSON. Needs no Spark; data files are not touched.
+JSON and as Petastorm's pickle. Needs no Spark; data files are not touched.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.common_metadata import (
-    SUMMARY_METADATA,
-    read_common_metadata,
-    replace_file,
-    update_common_metadata,
-)
+from penstock.dataset.store_schema import store_schema
+from penstock.errors import MetadataError
 from penstock.petastorm.etl._datasets import files_at, source_at, stored_schema
-from penstock.petastorm.etl.dataset_metadata import (
-    ROW_GROUPS_PER_FILE_KEY,
-    UNISCHEMA_KEY,
-    PetastormMetadataGenerationError,
-)
+from penstock.petastorm.etl.dataset_metadata import PetastormMetadataGenerationError
 from penstock.schema import Unischema
-from penstock.schema.stored import SCHEMA_KEY, find_schema, schema_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from penstock.dataset.discover import Root
-    from penstock.dataset.parquet import ParquetSource
 
 __all__ = ["generate_petastorm_metadata", "main"]
 
@@ -47,8 +34,9 @@ def generate_petastorm_metadata(  # noqa: PLR0913 - Petastorm's signature
 ) -> None:
     """Store the schema of a dataset in its `_common_metadata`, replacing that file in one step.
 
-    Reads the footers of all files once; other entries stay, but what Petastorm stored is brought in line with the files
-    (the number of their row groups) or removed (a pickled schema that another one replaces).
+    Reads the footers of all files once. Stored are the schema, as JSON of ours and as Petastorm's pickle, and the
+    numbers of row groups that Petastorm wants; row-group indexes, whose ordinals may be others now, are removed, and
+    other entries stay.
 
     Args:
         spark: Petastorm's; not needed, pass None. A session is left as it is.
@@ -70,41 +58,10 @@ def generate_petastorm_metadata(  # noqa: PLR0913 - Petastorm's signature
             f"no schema is stored in {files[0].root.path}; name one by unischema_class='package.module.Name'"
         )
     source = source_at(dataset_url, schema=schema, storage_options=storage_options, filesystem=filesystem)
-    update_common_metadata(files[0], _changes(files[0].root, schema, source))
-    if use_summary_metadata:
-        _write_summary(source)
-
-
-def _changes(root: Root, schema: Unischema, source: ParquetSource) -> dict[bytes, bytes | None]:
-    before = read_common_metadata(root)
-    changes: dict[bytes, bytes | None] = {SCHEMA_KEY: schema_to_json(schema).encode()}
-    if ROW_GROUPS_PER_FILE_KEY in before:
-        groups = {path: source.footer(file).num_row_groups for file, path in enumerate(source.files)}
-        changes[ROW_GROUPS_PER_FILE_KEY] = json.dumps(groups).encode()
-    if UNISCHEMA_KEY in before and find_schema({UNISCHEMA_KEY: before[UNISCHEMA_KEY]}) != schema:
-        changes[UNISCHEMA_KEY] = None
-    return changes
-
-
-def _write_summary(source: ParquetSource) -> None:
-    """Put the footers of all files into one, which changes them: the source is not to be used afterwards."""
-    whole: Any = None
-    for file, path in enumerate(source.files):
-        footer = source.footer(file)
-        footer.set_file_path(path)
-        try:
-            whole = footer if whole is None else _appended(whole, footer)
-        except RuntimeError as error:
-            raise PetastormMetadataGenerationError(
-                f"{path} has other columns than {source.files[0]}, and one _metadata cannot hold both; "
-                "leave use_summary_metadata out"
-            ) from error
-    replace_file(source._files[0].root, SUMMARY_METADATA, whole.write_metadata_file)
-
-
-def _appended(whole: Any, footer: Any) -> Any:
-    whole.append_row_groups(footer)
-    return whole
+    try:
+        store_schema(source, schema, summary=use_summary_metadata)
+    except MetadataError as error:
+        raise PetastormMetadataGenerationError(str(error)) from error
 
 
 def _locate(dotted: str) -> Unischema:

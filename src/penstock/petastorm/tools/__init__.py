@@ -1,4 +1,4 @@
-"""Petastorm's command line tools; their modules can be imported, and say on use that they are not in this version.
+"""Petastorm's command line tools: copying a dataset, and the arguments of commands that start Spark.
 
-Copying a dataset and setting Spark up are Spark's business and come with it. Nothing is defined here.
+Nothing is defined here.
 """

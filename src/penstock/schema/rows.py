@@ -1,0 +1,42 @@
+"""The class of a dataset's rows: named tuples that go from process to process.
+
+Readers and Spark's tasks make their rows here, by the names of a schema. Knows names only, no values.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections import namedtuple
+from functools import lru_cache
+from typing import Any
+
+
+@lru_cache(maxsize=1024)
+def row_type(schema_name: str, names: tuple[str, ...]) -> Any:
+    """Return the class of rows: a named tuple; names that Python does not allow get their odd characters replaced.
+
+    The same class for the same arguments. Its rows can be pickled, though no module holds the class.
+    """
+    found: list[str] = []
+    for plain in map(_identifier, names):
+        number = 2
+        name = plain
+        while name in found:
+            name, number = f"{plain}_{number}", number + 1
+        found.append(name)
+    made = namedtuple(f"{schema_name}_view", found)  # type: ignore[misc]
+    setattr(made, "__reduce__", lambda row: (row_of, (schema_name, names, tuple(row))))  # noqa: B010 - no such method
+    return made
+
+
+def row_of(schema_name: str, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    """Return one row: what a pickled row says is to be called."""
+    return row_type(schema_name, names)._make(values)
+
+
+def _identifier(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    if not plain or plain[0] == "_" or plain[0].isdigit():
+        plain = f"f{plain}"
+    return f"{plain}_" if keyword.iskeyword(plain) else plain

@@ -1,0 +1,13 @@
+"""Datasets written by Spark, and read into it: the distributed side of `penstock`.
+
+`write` takes a DataFrame straight to a dataset, encoded on the executors; `materialize_dataset` is Petastorm's block
+around Spark's own writer. PySpark is imported only when a function is called that needs it. Nothing that reads stands
+on this package.
+"""
+
+from penstock.schema.unischema import dict_to_spark_row, insert_explicit_nulls
+from penstock.spark.copy import copy_dataset
+from penstock.spark.materialize import materialize_dataset
+from penstock.spark.rdd import dataset_as_rdd
+
+__all__ = ["copy_dataset", "dataset_as_rdd", "dict_to_spark_row", "insert_explicit_nulls", "materialize_dataset"]

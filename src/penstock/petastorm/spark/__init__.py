@@ -1,4 +1,4 @@
-"""Petastorm's `spark`: DataFrames to loaders; not in this version, the names can be imported and say so when used.
+"""Petastorm's `spark`: DataFrames of Spark to loaders of TensorFlow and torch.
 
 Mirrors the names of its module `spark_dataset_converter`. Does not import pyspark.
 """

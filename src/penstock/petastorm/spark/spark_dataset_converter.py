@@ -1,20 +1,262 @@
-"""Petastorm's converter of Spark DataFrames: not in this version; the names can be imported and say so when used.
+"""Petastorm's converter: a Spark DataFrame, written once as Parquet, as loaders of TensorFlow and torch.
 
-The name of the setting that Spark programs write is here already. Does not import pyspark.
+`make_spark_converter` materialises a DataFrame below a folder that Spark's configuration names, and gives a converter;
+the converter makes loaders over its files, on this machine or, pickled, on others. Reading, shuffling and resuming are
+the engine's. pyspark, TensorFlow and torch are imported where they are needed; a converter itself needs none.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
 
-from penstock.petastorm._later import later_class, later_function
+from penstock.errors import PenstockWarning
+from penstock.petastorm.spark import _cache, _places
+from penstock.petastorm.spark._frames import Settings
+from penstock.petastorm.spark._loaders import (
+    Source,
+    TFDatasetContextManager,
+    TorchDatasetContextManager,
+    check_options,
+    check_shards,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["SparkDatasetConverter", "make_spark_converter", "register_delete_dir_handler"]
 
-_INSTEAD = "until then write the DataFrame as Parquet and give its URL to make_batch_reader or penstock.open"
-_function = partial(later_function, __name__, extra="spark", instead=_INSTEAD)
+_BATCH_SIZE = 32
+_WORKERS = 4
+_FILE_AVAILABILITY_WAIT_TIMEOUT_SECS = 30
+"""Longest wait for files that others have written; Petastorm's name."""
 
-SparkDatasetConverter = later_class(__name__, "SparkDatasetConverter", extra="spark", instead=_INSTEAD)
-SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
-make_spark_converter = _function("make_spark_converter")
-register_delete_dir_handler = _function("register_delete_dir_handler")
+
+def make_spark_converter(
+    df: Any,
+    parquet_row_group_size_bytes: int = 32 << 20,
+    compression_codec: str | None = None,
+    dtype: str | None = "float32",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SparkDatasetConverter:
+    """Write a DataFrame as Parquet and return the converter that makes loaders of it.
+
+    The files go below the folder that Spark's setting `petastorm.spark.converter.parentCacheDirUrl` names. They are
+    used again for a DataFrame of the same plan and settings as long as what it reads has not changed; where that
+    cannot be told (Delta tables, JDBC, `rand()`, Spark Connect) they are written anew. They are deleted by `delete`,
+    and at the end of the process.
+
+    Args:
+        df: A DataFrame, or the URL or path of a folder of Parquet files: that is read as it is and never deleted, and
+            needs neither Spark nor the setting.
+        parquet_row_group_size_bytes: Bytes of a row group in memory. What is shuffled and dealt out are rows.
+        compression_codec: None for no compression, "snappy", "gzip", "lz4" or "zstd".
+        dtype: Precision of floating-point columns and of arrays and vectors of such: "float32", "float64", or None to
+            leave it.
+        storage_options: Passed to fsspec where files are listed, read and deleted; pickled with the converter.
+
+    Raises:
+        ValueError: The setting is missing or no URL, a dtype that is none, a stream.
+        RuntimeError: A codec that is none, or files that cannot be seen from here.
+    """
+    settings = Settings.checked(parquet_row_group_size_bytes, compression_codec, dtype)
+    if isinstance(df, str | os.PathLike):
+        return _of_folder(os.fspath(df), storage_options)
+    if not all(hasattr(df, name) for name in ("isStreaming", "schema", "sparkSession")):
+        raise TypeError(f"wanted a Spark DataFrame, or the URL of a folder of Parquet files; got {type(df).__name__}")
+    if df.isStreaming:
+        raise ValueError("a streaming DataFrame has no end and cannot be materialised; write it to a table first")
+    parent = _places.place_of(_parent_url(df.sparkSession), storage_options)
+    _places.warn_if_not_shared(parent)
+    entry = _cache.stored(df, parent, settings, storage_options)
+    made = SparkDatasetConverter(
+        entry.place.url,  # type: ignore[union-attr]
+        entry.file_urls,
+        entry.num_rows,
+        lengths=entry.lengths,
+        storage_options=storage_options,
+    )
+    _cache.hold(entry, made)
+    return made
+
+
+def _parent_url(spark: Any) -> str:
+    key = SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF
+    found = spark.conf.get(key, None)
+    if not found:
+        raise ValueError(
+            f"tell where to write: spark.conf.set({key!r}, 'file:///folder'), a folder that Spark's workers and the "
+            "processes that train all see (hdfs:, s3a: and dbfs: URLs too)"
+        )
+    return str(found)
+
+
+def _of_folder(url: str, storage_options: Mapping[str, Any] | None) -> SparkDatasetConverter:
+    import penstock
+
+    url = _places.reading_url(url)
+    dataset = penstock.open(url, storage_options=storage_options)
+    place = _places.place_of(url if ":" in url else "file://" + os.path.abspath(url), storage_options)
+    made = SparkDatasetConverter(place.url, [place.url], len(dataset), storage_options=storage_options)
+    made._is_users = True
+    return made
+
+
+def register_delete_dir_handler(handler: Callable[[str], Any] | None) -> None:
+    """Let a function delete the folders of converters, given their URL; None: as it is done without.
+
+    It is called for folders that a converter has written only.
+    """
+    _cache.set_handler(handler)
+
+
+class SparkDatasetConverter:
+    """The rows of a DataFrame as Parquet files, and the loaders over them.
+
+    Can be pickled to other processes and machines that see the files. `len(converter)` is the number of rows.
+    """
+
+    PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
+    """Setting of Spark: the URL of the folder below which DataFrames are written."""
+
+    def __init__(
+        self,
+        cache_dir_url: str,
+        file_urls: Sequence[str],
+        dataset_size: int,
+        *,
+        lengths: Mapping[str, int] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take files that are there; `make_spark_converter` does.
+
+        Args:
+            cache_dir_url: The folder, which `delete` deletes if a converter has written it.
+            file_urls: The files, or folders of files.
+            dataset_size: Their rows.
+            lengths: Length of the arrays of a column, where it is the same in all rows.
+            storage_options: Passed to fsspec.
+        """
+        self.cache_dir_url = cache_dir_url
+        self.file_urls = list(file_urls)
+        self.dataset_size = dataset_size
+        self._lengths = dict(lengths or {})
+        self._storage_options = None if storage_options is None else dict(storage_options)
+        self._warned = False
+        self._is_users = False
+        """Whether the folder was given by the user, so that it is not for us to delete, whoever has written it."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.dataset_size
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"SparkDatasetConverter({self.cache_dir_url!r}, rows={self.dataset_size:,}, files={len(self.file_urls)})"
+
+    def steps_per_epoch(self, batch_size: int = _BATCH_SIZE, *, shard_count: int = 1) -> int:
+        """Return the full batches in the rows, or in one shard's part of them; at least 1.
+
+        For `model.fit(dataset, steps_per_epoch=...)` over a loader with `num_epochs=None`, which does not end: the rows
+        that are left go into the first batch of the next epoch.
+        """
+        return max(1, self.dataset_size // _whole("shard_count", shard_count) // _whole("batch_size", batch_size))
+
+    def make_tf_dataset(
+        self,
+        batch_size: int | None = None,
+        prefetch: int | None = None,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> TFDatasetContextManager:
+        """Return a context manager that gives a `tf.data.Dataset` of batches: named tuples of tensors.
+
+        The dataset has a length where `num_epochs` is given, so that `model.fit(dataset)` knows its steps, and
+        `state_dict` and `load_state_dict`. Iterating again begins the next pass, in another order.
+
+        Args:
+            batch_size: Rows of a batch; 32. The last batch of a pass may have fewer.
+            prefetch: Batches that TensorFlow makes ahead; None leaves that to it, 0 for none.
+            num_epochs: Epochs of one iteration; None for ever, with a warning: give `steps_per_epoch` to Keras then.
+            workers_count: Threads of the reader; 4.
+            shuffling_queue_capacity: More than 0: all rows are shuffled, within a window of memory.
+            petastorm_reader_kwargs: Arguments of `make_batch_reader`: `seed`, `cur_shard`, `transform_spec`, ...
+        """
+        size = _whole("batch_size", _BATCH_SIZE if batch_size is None else batch_size)
+        ahead = None if prefetch is None else _whole("prefetch", prefetch, least=-1)
+        shuffle = _whole("shuffling_queue_capacity", shuffling_queue_capacity or 0, least=0)
+        source = self._source(num_epochs, workers_count, size, petastorm_reader_kwargs)
+        return TFDatasetContextManager(source, size, ahead, shuffle)
+
+    def make_torch_dataloader(
+        self,
+        batch_size: int = _BATCH_SIZE,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int = 0,
+        data_loader_fn: Callable[..., Any] | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> TorchDatasetContextManager:
+        """Return a context manager that gives a loader of dicts of tensors.
+
+        Args:
+            batch_size: Rows of a batch. The last batch of a pass may have fewer.
+            num_epochs: Epochs of one pass; None for ever, with a warning.
+            workers_count: Threads of the reader; 4.
+            shuffling_queue_capacity: More than 0: all rows are shuffled, within a window of memory.
+            data_loader_fn: Makes the loader, with `reader`, `batch_size` and `shuffling_queue_capacity`; None for
+                `penstock.petastorm.pytorch.DataLoader`.
+            petastorm_reader_kwargs: Arguments of `make_batch_reader`: `seed`, `cur_shard`, `transform_spec`, ...
+        """
+        size = _whole("batch_size", batch_size)
+        shuffle = _whole("shuffling_queue_capacity", shuffling_queue_capacity or 0, least=0)
+        if data_loader_fn is not None and not callable(data_loader_fn):
+            raise TypeError(f"data_loader_fn makes a loader of a reader; got {data_loader_fn!r}")
+        source = self._source(num_epochs, workers_count, size, petastorm_reader_kwargs)
+        return TorchDatasetContextManager(source, size, shuffle, data_loader_fn)
+
+    def _source(self, num_epochs: int | None, workers: int | None, size: int, more: Mapping[str, Any]) -> Source:
+        check_options(more)
+        check_shards(more, stacklevel=3)
+        self._warn_if_endless(num_epochs, size, more.get("shard_count"))
+        options: dict[str, Any] = {"num_epochs": num_epochs, "workers_count": _WORKERS if workers is None else workers}
+        if self._storage_options is not None:
+            options["storage_options"] = self._storage_options
+        options |= more
+        return Source(tuple(self.file_urls), self._lengths, _FILE_AVAILABILITY_WAIT_TIMEOUT_SECS, options)
+
+    def _warn_if_endless(self, num_epochs: int | None, size: int, shard_count: int | None) -> None:
+        if num_epochs is not None or self._warned:
+            return
+        self._warned = True
+        shards = "" if shard_count is None else f", shard_count={shard_count}"
+        warnings.warn(
+            "num_epochs=None gives batches for ever: give num_epochs=1, or stop after "
+            f"converter.steps_per_epoch({size}{shards}) = {self.steps_per_epoch(size, shard_count=shard_count or 1)} "
+            "batches, in Keras with model.fit(dataset, steps_per_epoch=...)",
+            PenstockWarning,
+            stacklevel=4,
+        )
+
+    def delete(self) -> None:
+        """Delete the files that were written for this converter; those of the user are never touched.
+
+        Waits for other converters of the same DataFrame in this process: the last one deletes. A second call, and one
+        where the files are gone, does nothing. In a process that the converter was pickled to it deletes at once.
+        """
+        if self._is_users:
+            _cache.warn_of_users_folder(self.cache_dir_url, stacklevel=3)
+        else:
+            _cache.release(self.cache_dir_url, self, self._storage_options)
+
+
+def _whole(name: str, value: Any, *, least: int = 1) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}")
+    return int(value)

@@ -1,0 +1,216 @@
+"""The DataFrames that this process has materialised: written once, used again where the plan is the same, deleted last.
+
+`stored` gives the folder of a DataFrame, written now or earlier. A folder is held by the converters that use it: the
+last one that is deleted deletes it, and the end of the process deletes what is left. Forked children delete nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import uuid
+import warnings
+import weakref
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from penstock.errors import PenstockWarning
+from penstock.petastorm.spark import _frames, _places
+from penstock.petastorm.spark._plans import Plan, UnknownPlanError, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.petastorm.spark._frames import Settings
+    from penstock.petastorm.spark._places import Place
+
+logger = logging.getLogger(__name__)
+
+_SMALL_FILE_BYTES = 50 << 20
+_entries: list[Entry] = []
+_lock = threading.Lock()
+_handler: Callable[[str], Any] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A folder with the rows of a DataFrame."""
+
+    parent: str
+    settings: Settings
+    plan: Plan | None
+    """None: nobody can tell whether another DataFrame has the same rows."""
+    storage_options: Mapping[str, Any] | None
+    process: int = field(default_factory=os.getpid)
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the files are written, so that others with the same plan wait for them."""
+    users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """Converters that have not been deleted."""
+    place: Place | None = None
+    """The folder, once it is complete."""
+    file_urls: tuple[str, ...] = ()
+    num_rows: int = 0
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Length of the arrays of a column, where it is the same in all rows."""
+
+    def serves(self, other: Entry) -> bool:
+        """Tell whether these files are what another entry would write."""
+        if self.plan is None or other.plan is None or self.process != other.process:
+            return False
+        alike = self.parent == other.parent and self.settings == other.settings
+        return alike and self.storage_options == other.storage_options and self.plan.same(other.plan)
+
+
+def stored(df: Any, parent: Place, settings: Settings, storage_options: Mapping[str, Any] | None) -> Entry:
+    """Return the entry with a DataFrame's rows: one of this process that has them already, or one written now.
+
+    Two threads with the same DataFrame write it once.
+    """
+    wanted = Entry(parent.url, settings, _known_plan(df), storage_options)
+    with _lock:
+        entry = next((one for one in _entries if one.serves(wanted)), wanted)
+        if entry is wanted:
+            _entries.append(entry)
+            _delete_at_exit()
+    with entry.writing:
+        if entry.place is None or not _places.is_made_here(entry.place):
+            _fill(entry, df, parent)
+        elif entry is not wanted:
+            logger.info("the DataFrame was materialised before, with the same plan: %s is used again", entry.place.url)
+    return entry
+
+
+def _known_plan(df: Any) -> Plan | None:
+    try:
+        return plan_of(df)
+    except UnknownPlanError as reason:
+        logger.info("the DataFrame is materialised anew, whether or not it was before: %s", reason)
+        return None
+
+
+def _fill(entry: Entry, df: Any, parent: Place) -> None:
+    """Write the files of an entry; where that fails nothing is left of them."""
+    place = parent.below(_folder_name(df.sparkSession))
+    entry.place = None
+    try:
+        _places.begin(place)
+        entry.lengths = _frames.write(_frames.converted(df, entry.settings.dtype), place.spark_url, entry.settings)
+        names = _places.commit(place)
+        entry.file_urls = tuple(place.url_of(name) for name in names)
+        entry.num_rows = num_rows(entry.file_urls, entry.storage_options)
+    except BaseException:
+        with _lock:
+            _entries[:] = [one for one in _entries if one is not entry]
+        _places.remove_new(place)
+        raise
+    entry.place = place
+    _warn_of_small_files(place)
+
+
+def _folder_name(spark: Any) -> str:
+    try:
+        application = str(spark.sparkContext.applicationId)
+    except Exception:  # noqa: BLE001 - Connect has no context, and says so in a way of its own in every version
+        application = str(getattr(spark, "session_id", "connect"))
+    return f"{datetime.now():%Y%m%d%H%M%S}-appid-{application}-{uuid.uuid4()}"
+
+
+def num_rows(file_urls: tuple[str, ...], storage_options: Mapping[str, Any] | None) -> int:
+    """Return the rows in Parquet files, by their footers; an error names a column that cannot be read."""
+    if not file_urls:
+        return 0
+    return len(penstock.open(list(file_urls), storage_options=storage_options))
+
+
+def _warn_of_small_files(place: Place) -> None:
+    """Warn where there are many files that could be few: each costs a request, and its last row group is short."""
+    sizes = sorted(size for size in _places.data_sizes(place))
+    if len(sizes) > 1 and sizes[len(sizes) // 2] < _SMALL_FILE_BYTES <= sum(sizes) // 2:
+        warnings.warn(
+            f"the median file has {sizes[len(sizes) // 2] / (1 << 20):.1f} MB, below {_SMALL_FILE_BYTES >> 20} MB, and "
+            f"there are {len(sizes)}; df.coalesce({max(1, sum(sizes) // _SMALL_FILE_BYTES)}) before "
+            "make_spark_converter gives fewer",
+            PenstockWarning,
+            stacklevel=5,
+        )
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def set_handler(handler: Callable[[str], Any] | None) -> None:
+    """Let a function of the user's delete folders, by their URL; None: the way it is done here."""
+    global _handler
+    if handler is not None and not callable(handler):
+        raise TypeError(f"a handler is a function of a URL, or None; got {handler!r}")
+    _handler = handler
+
+
+def hold(entry: Entry, user: Any) -> None:
+    """Note that a converter uses an entry."""
+    entry.users.add(user)
+
+
+def release(url: str, user: Any, storage_options: Mapping[str, Any] | None) -> None:
+    """Delete the folder of a converter, unless another converter of this process uses it too."""
+    with _lock:
+        entry = next((one for one in _entries if one.place is not None and one.place.url == url), None)
+        if entry is not None:
+            entry.users.discard(user)
+            if entry.users:
+                logger.info("%s is kept: another converter uses it", url)
+                return
+            _entries.remove(entry)
+    delete(_places.place_of(url, storage_options))
+
+
+def delete(place: Place) -> None:
+    """Delete a folder that a converter has made; any other is left as it is, with a warning."""
+    if _handler is not None and _places.is_made_here(place):
+        _handler(place.url)
+        return
+    kept = _places.remove(place)
+    if kept is None:
+        warn_of_users_folder(place.url, stacklevel=5)
+    elif kept:
+        warnings.warn(
+            f"{place.url} is kept: {len(kept)} files in it are not the converter's, {kept[0]!r} for one",
+            PenstockWarning,
+            stacklevel=4,
+        )
+
+
+def warn_of_users_folder(url: str, *, stacklevel: int) -> None:
+    """Say that a folder is not deleted as no converter has written it."""
+    warnings.warn(
+        f"{url} was not written for this converter, and nothing of it was deleted; delete it yourself if you want it "
+        "gone",
+        PenstockWarning,
+        stacklevel=stacklevel,
+    )
+
+
+_registered = False
+
+
+def _delete_at_exit() -> None:
+    global _registered
+    if not _registered:
+        _registered = True
+        atexit.register(delete_all)
+
+
+def delete_all() -> None:
+    """Delete every folder of this process; a folder that cannot be deleted is logged, the others are deleted."""
+    with _lock:
+        mine = [one for one in _entries if one.process == os.getpid() and one.place is not None]
+        _entries.clear()
+    for entry in mine:
+        try:
+            delete(entry.place)  # type: ignore[arg-type]
+        except Exception as exc:  # noqa: BLE001 - the process ends: the others shall be deleted too
+            logger.warning("could not delete %s: %s", entry.place and entry.place.url, exc)

@@ -1,0 +1,151 @@
+"""A DataFrame on its way to Parquet: vectors to arrays, floating-point columns to one precision, and the write itself.
+
+Takes a DataFrame of Spark, classic or Connect, and gives columns that every reader knows. Knows nothing of caches, and
+imports pyspark when its functions are called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+CODECS = ("uncompressed", "snappy", "gzip", "lz4", "zstd")
+"""Codecs of Parquet that Spark writes and readers read."""
+_NO_PARQUET_CODECS = ("bzip2", "deflate")
+DTYPES = (None, "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a DataFrame is written; checked here once."""
+
+    row_group_bytes: int
+    codec: str
+    dtype: str | None
+
+    @classmethod
+    def checked(cls, row_group_bytes: Any, codec: Any, dtype: Any) -> Settings:
+        """Return the settings; RuntimeError for a wrong codec, ValueError for a wrong dtype, as Petastorm has it."""
+        if isinstance(row_group_bytes, bool) or not hasattr(row_group_bytes, "__index__") or row_group_bytes < 1:
+            raise ValueError(
+                f"parquet_row_group_size_bytes must be a whole number, at least 1; got {row_group_bytes!r}"
+            )
+        if codec in _NO_PARQUET_CODECS:
+            raise RuntimeError(f"{codec!r} is no codec of Parquet; compression_codec is one of {_listed(CODECS)}")
+        if codec is not None and str(codec).lower() not in CODECS:
+            raise RuntimeError(f"compression_codec must be None or one of {_listed(CODECS)}; got {codec!r}")
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be 'float32', 'float64' or None (leave precision as it is); got {dtype!r}")
+        return cls(int(row_group_bytes), "uncompressed" if codec is None else str(codec).lower(), dtype)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def converted(df: Any, dtype: str | None) -> Any:
+    """Return the DataFrame with vectors as arrays and doubles as floats (`float32`), or floats as doubles (`float64`).
+
+    Arrays of numbers are converted as the numbers are, whole numbers and decimals not at all. With None only vectors
+    change, to arrays of doubles. A DataFrame in which nothing changes comes back as it is.
+    """
+    fields = df.schema.fields
+    _check_names(df.columns)
+    columns = {field.name: column for field in fields if (column := _converted(field, dtype)) is not None}
+    if not columns:
+        return df
+    from pyspark.sql import functions
+
+    return df.select([columns.get(field.name, functions.col(_quoted(field.name))) for field in fields])
+
+
+def _check_names(names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SchemaError(f"two columns are named {name!r}, and a Parquet file has only one; rename one of them")
+        seen.add(name)
+
+
+def _converted(field: Any, dtype: str | None) -> Any:
+    """Return the column in another form, or None where it stays as it is."""
+    from pyspark.sql import functions
+
+    column = functions.col(_quoted(field.name))
+    if is_vector(field.dataType):
+        return _vector_to_array()(column, dtype or "float64").alias(field.name)
+    wanted = _precise(field.dataType, dtype)
+    return None if wanted == field.dataType else column.cast(wanted).alias(field.name)
+
+
+def is_vector(kind: Any) -> bool:
+    """Tell whether a column's type is that of vectors, of `pyspark.ml` or of `pyspark.mllib`."""
+    return type(kind).__name__ == "VectorUDT"
+
+
+def _vector_to_array() -> Any:
+    from pyspark.ml.functions import vector_to_array
+
+    return vector_to_array
+
+
+def _precise(kind: Any, dtype: str | None) -> Any:
+    from pyspark.sql.types import ArrayType, DoubleType, FloatType
+
+    if isinstance(kind, ArrayType):
+        return ArrayType(_precise(kind.elementType, dtype), kind.containsNull)
+    if dtype == "float32" and isinstance(kind, DoubleType):
+        return FloatType()
+    if dtype == "float64" and isinstance(kind, FloatType):
+        return DoubleType()
+    return kind
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def write(df: Any, url: str, settings: Settings) -> Mapping[str, int]:
+    """Write a DataFrame as Parquet below a folder that is there, and return the length of its arrays.
+
+    Returns:
+        Length by name of the columns of arrays that have as many elements in every row, found while writing.
+    """
+    observed, lengths = _observing(df)
+    writer = observed.write.mode("append").option("compression", settings.codec)
+    writer = writer.option("parquet.block.size", settings.row_group_bytes)
+    # Parquet looks at the size of a row group after 100 rows at first, which may be gigabytes of images.
+    writer.option("parquet.page.size.row.check.min", 3).parquet(url)
+    return lengths()
+
+
+def _observing(df: Any) -> tuple[Any, Callable[[], dict[str, int]]]:
+    """Return the DataFrame with a look at the lengths of its arrays, and the function that tells them afterwards."""
+    from pyspark.sql import Observation, functions
+    from pyspark.sql.types import ArrayType
+
+    kinds = {field.name: field.dataType for field in df.schema.fields}
+    arrays = [
+        name
+        for name, kind in kinds.items()
+        if isinstance(kind, ArrayType) and not isinstance(kind.elementType, ArrayType)
+    ]
+    if not arrays:
+        return df, dict
+    observation = Observation()
+    looks = []
+    for index, name in enumerate(arrays):
+        length = functions.coalesce(functions.size(_quoted(name)), functions.lit(-1))  # -1: a null
+        looks += [functions.min(length).alias(f"least_{index}"), functions.max(length).alias(f"most_{index}")]
+
+    def lengths() -> dict[str, int]:
+        found = observation.get
+        ends = {name: (found[f"least_{index}"], found[f"most_{index}"]) for index, name in enumerate(arrays)}
+        return {name: int(least) for name, (least, most) in ends.items() if least == most and (least or 0) > 0}
+
+    return df.observe(observation, *looks), lengths

@@ -1,0 +1,244 @@
+"""Where converters keep their files: what Spark writes to, what readers open, and what may be deleted again.
+
+A folder that a converter has made holds a marker that lists its files. Nothing else is ever deleted: a folder without
+the marker is left as it is, and so is a file that the marker does not list. Knows URLs and filesystems; no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem
+
+from penstock.errors import PenstockWarning
+from penstock.petastorm.fs_utils import checked_url, normalize_dir_url
+from penstock.storage import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyarrow.fs import FileSystem
+
+MARKER = "_penstock_converter.json"
+"""The file that tells which files of a folder a converter has written; readers and Spark skip names with `_`."""
+_MADE_BY = "penstock.petastorm.spark"
+_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
+_MOUNTS = ("/dbfs", "/Volumes")
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder, as Spark and as readers name it."""
+
+    spark_url: str
+    """For Spark: not escaped, as Hadoop takes it."""
+    url: str
+    """For readers."""
+    fs: FileSystem
+    path: str
+    """The folder on `fs`."""
+
+    def below(self, name: str) -> Place:
+        """Return a folder inside."""
+        return Place(f"{self.spark_url}/{name}", f"{self.url}/{quote(name)}", self.fs, f"{self.path}/{name}")
+
+    def url_of(self, relative: str) -> str:
+        """Return the URL of a file inside."""
+        local = isinstance(self.fs, LocalFileSystem)
+        return f"{self.url}/{quote(relative) if local else relative}"
+
+
+def place_of(url: str, storage_options: Mapping[str, Any] | None) -> Place:
+    """Return the place that a URL names; nothing is looked up.
+
+    On a Databricks cluster `dbfs:/x`, `/dbfs/x` and `/Volumes/x` are the same folders for Spark and as local paths.
+
+    Raises:
+        ValueError: No scheme, or `dbfs:` elsewhere than on such a cluster.
+    """
+    url = reading_url(url)
+    checked_url(url)
+    fs, path = resolve(url, storage_options=storage_options, filesystem=None)
+    if isinstance(fs, LocalFileSystem):
+        slash = "" if path.startswith("/") else "/"  # C:/x
+        return Place(_spark_url(slash + path), f"file://{slash}{quote(path, safe='/:')}", fs, path)
+    return Place(url, url, fs, path)
+
+
+def reading_url(url: str) -> str:
+    """Return the URL by which Python reaches what Spark names so; only those of Databricks differ.
+
+    >>> reading_url("s3://bucket/x/"), reading_url("file:/x")
+    ('s3://bucket/x', 'file:///x')
+    """
+    if not isinstance(url, str | os.PathLike):
+        raise ValueError(f"wanted the URL of a folder as text; got {url!r}")  # noqa: TRY004 - what Petastorm raises
+    url = normalize_dir_url(url)
+    if url.lower().startswith("dbfs:"):
+        if not on_databricks():
+            raise ValueError(
+                f"{url!r}: dbfs: is a folder on the machines of a Databricks cluster only, and {_DATABRICKS} is not "
+                "set here; use the URL of the store behind it"
+            )
+        path = urlsplit(url)
+        if path.netloc:
+            raise ValueError(f"{url!r} names a host, which dbfs has not; wanted dbfs:/{path.netloc}{path.path}")
+        mount = "" if _is_below(path.path, "/Volumes") else "/dbfs"
+        return f"file://{mount}{path.path}"
+    if on_databricks() and any(_is_below(url, mount) for mount in _MOUNTS):
+        return f"file://{url}"
+    return url
+
+
+def on_databricks() -> bool:
+    """Tell whether this runs on a cluster of Databricks."""
+    return _DATABRICKS in os.environ
+
+
+def warn_if_not_shared(place: Place) -> None:
+    """Warn where a folder of Databricks is one of the machine itself, which the others do not see."""
+    local = isinstance(place.fs, LocalFileSystem)
+    if local and on_databricks() and not any(_is_below(place.path, mount) for mount in _MOUNTS):
+        warnings.warn(
+            f"{place.url} lies on the disk of each machine of the cluster; the files that workers write there are not "
+            "seen elsewhere. Use dbfs:/... or /Volumes/...",
+            PenstockWarning,
+            stacklevel=4,
+        )
+
+
+def _spark_url(path: str) -> str:
+    """Return the URL of a local path for Spark, which does not decode escapes; mounts of Databricks by their names."""
+    if on_databricks() and _is_below(path, "/dbfs"):
+        return f"dbfs:{path.removeprefix('/dbfs')}"
+    if on_databricks() and _is_below(path, "/Volumes"):
+        return f"dbfs:{path}"
+    return f"file://{path}"
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(folder + "/")
+
+
+# -- what was written -------------------------------------------------------------------------------------------------
+
+
+def begin(place: Place) -> None:
+    """Make the folder, with a marker that lists nothing yet."""
+    place.fs.create_dir(place.path, recursive=True)
+    _write_marker(place, [])
+
+
+def commit(place: Place) -> list[str]:
+    """List everything in the folder as the converter's, and return the relative paths of its data files."""
+    found = sorted(set(_files(place)) - {MARKER})
+    _write_marker(place, found)
+    return [name for name in found if not posixpath.basename(name).startswith(("_", "."))]
+
+
+def is_made_here(place: Place) -> bool:
+    """Tell whether a folder is there that a converter has made."""
+    return _read_marker(place) is not None
+
+
+def remove_new(place: Place) -> None:
+    """Delete a folder whose writing failed: it was made by this call, under a name that nobody else has."""
+    if is_made_here(place):
+        place.fs.delete_dir(place.path)
+
+
+def remove(place: Place) -> list[str] | None:
+    """Delete the files that the marker lists, and the folder once it is empty.
+
+    Returns:
+        The files that were kept as the converter has not written them; None where nothing was touched, as the folder
+        is no converter's. A folder that is gone already is nothing to delete, and no error.
+    """
+    listed = _read_marker(place)
+    if listed is None:
+        return None if _exists(place) else []
+    there = _files(place)
+    kept = sorted(set(there) - {*listed, MARKER})
+    if not kept:
+        place.fs.delete_dir(place.path)
+        return []
+    for name in sorted({*listed, MARKER} & set(there), key=lambda name: name == MARKER):  # the marker goes last
+        place.fs.delete_file(f"{place.path}/{name}")
+    return kept
+
+
+def _exists(place: Place) -> bool:
+    return bool(place.fs.get_file_info(place.path).type != FileType.NotFound)
+
+
+def _files(place: Place) -> list[str]:
+    """Return the relative paths of all files below a folder, hidden ones too."""
+    found = place.fs.get_file_info(FileSelector(place.path, recursive=True))
+    prefix = place.path.rstrip("/") + "/"
+    paths = [info.path for info in found if info.type == FileType.File]
+    return [path.removeprefix(prefix).removeprefix("/" + prefix) for path in paths]
+
+
+def data_sizes(place: Place) -> list[int]:
+    """Return the bytes of each data file of a folder."""
+    found = place.fs.get_file_info(FileSelector(place.path, recursive=True))
+    return [
+        info.size or 0 for info in found if info.type == FileType.File and not info.base_name.startswith(("_", "."))
+    ]
+
+
+def _write_marker(place: Place, files: Sequence[str]) -> None:
+    text = json.dumps({"made_by": _MADE_BY, "version": 1, "files": list(files)})
+    with place.fs.open_output_stream(f"{place.path}/{MARKER}") as out:
+        out.write(text.encode())
+
+
+def _read_marker(place: Place) -> list[str] | None:
+    """Return the files that a marker lists; None where there is none, or it is not one of ours."""
+    try:
+        with place.fs.open_input_stream(f"{place.path}/{MARKER}") as source:
+            marker = json.loads(source.read())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    if not isinstance(marker, dict) or marker.get("made_by") != _MADE_BY or not isinstance(marker.get("files"), list):
+        return None
+    return [str(name) for name in marker["files"]]
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def wait_for_files(urls: Sequence[str], timeout_s: float, storage_options: Mapping[str, Any] | None) -> None:
+    """Return when all files can be seen from here: mounts and stores may show what others wrote a little later.
+
+    Raises:
+        RuntimeError: Some are not there after `timeout_s` seconds.
+    """
+    end, wait = time.monotonic() + timeout_s, _FIRST_WAIT_S
+    missing = _missing(urls, storage_options)
+    while missing:
+        if (left := end - time.monotonic()) <= 0:
+            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            raise RuntimeError(
+                f"{len(missing)} of {len(urls)} files cannot be seen after {timeout_s:g} s: {shown}; they were deleted "
+                "(make the converter again), or lie where this process has no access"
+            )
+        time.sleep(min(wait, left))
+        wait = min(2 * wait, _LONGEST_WAIT_S)
+        missing = _missing(missing, storage_options)
+
+
+def _missing(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> list[str]:
+    if not urls:
+        return []
+    found = [resolve(url, storage_options=storage_options, filesystem=None) for url in urls]
+    infos = found[0][0].get_file_info([path for _, path in found])
+    return [url for url, info in zip(urls, infos, strict=True) if info.type == FileType.NotFound]

@@ -1,0 +1,102 @@
+"""Whether two DataFrames have the same rows, as far as Spark's plans and the files below them tell.
+
+Equal plans alone do not do: the files that a plan reads may have changed, a table may have a new version, and
+`current_timestamp()` gives another time. So a plan counts as known only where everything it reads can be told apart by
+what is compared here; for any other the answer is a reason, and the caller materialises anew. Needs Spark's JVM beside
+this process: there is none with Spark Connect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FIXED = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
+"""Leaves whose rows are part of the plan, or those of one and the same RDD."""
+_REFERENCES = {"CTERelationRef"}
+"""Leaves that stand for another part of the plan."""
+_LISTINGS = {"CatalogFileIndex", "InMemoryFileIndex"}
+"""Ways in which Spark lists plain files. Others (Delta's) may leave out rows of a file without touching it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a DataFrame computes, and from which files."""
+
+    application: str
+    optimized: Any
+    """Spark's plan with the current time filled in, so that it differs where that matters."""
+    files: frozenset[tuple[str, int, int]]
+    """Path, bytes and time of change of every file that is read."""
+
+    def same(self, other: Plan) -> bool:
+        """Tell whether both give the same rows; asks Spark's JVM."""
+        alike = self.application == other.application and self.files == other.files
+        return alike and bool(self.optimized.sameResult(other.optimized))
+
+
+class UnknownPlanError(Exception):
+    """It cannot be told whether another DataFrame has the same rows; the message says why."""
+
+
+def plan_of(df: Any) -> Plan:
+    """Return the plan of a DataFrame, with the files as they are now; costs a listing of their folders.
+
+    Raises:
+        UnknownPlanError: What the plan reads may change without a sign.
+    """
+    if not hasattr(df, "_jdf"):
+        raise UnknownPlanError("Spark Connect does not show what a DataFrame reads")
+    execution = df._jdf.queryExecution()
+    analyzed = execution.analyzed()
+    plans = [analyzed, *_each(analyzed.subqueriesAll())]
+    if not all(plan.deterministic() for plan in plans):
+        raise UnknownPlanError("it has a function whose values are drawn, such as rand()")
+    paths = {path for plan in plans for leaf in _each(plan.collectLeaves()) for path in _paths(leaf)}
+    spark = df.sparkSession
+    return Plan(spark.sparkContext.applicationId, execution.optimizedPlan(), frozenset(_stated(spark, paths)))
+
+
+def _each(found: Any) -> Iterator[Any]:
+    for index in range(found.size()):
+        yield found.apply(index)
+
+
+def _paths(leaf: Any) -> list[str]:
+    """Return the files that a leaf of a plan reads."""
+    kind = str(leaf.getClass().getSimpleName())
+    if kind in _FIXED | _REFERENCES:
+        return []
+    if kind == "LogicalRelation":
+        relation = leaf.relation()
+        kind = str(relation.getClass().getSimpleName())
+        if kind == "HadoopFsRelation":
+            kind = str(relation.location().getClass().getSimpleName())
+            if kind in _LISTINGS:
+                return list(relation.location().inputFiles())
+    raise UnknownPlanError(f"it reads from a source ({kind}) whose rows may change while the plan stays the same")
+
+
+def _stated(spark: Any, paths: set[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield path, bytes and time of change of files; one listing for each folder."""
+    hadoop = spark._jvm.org.apache.hadoop.fs.Path
+    configuration = spark._jsc.hadoopConfiguration()
+    uri = spark._jvm.java.net.URI
+    wanted = {
+        hadoop(uri(path)).toString(): path for path in paths
+    }  # listings of Spark are escaped, those of Hadoop not
+    folders = {hadoop(path).getParent().toString() for path in wanted}
+    found = set()
+    for folder in sorted(folders):
+        path = hadoop(folder)
+        for status in path.getFileSystem(configuration).listStatus(path):
+            name = status.getPath().toString()
+            if name in wanted:
+                found.add(name)
+                yield name, int(status.getLen()), int(status.getModificationTime())
+    if len(found) < len(wanted):
+        gone = sorted(set(wanted) - found)
+        raise UnknownPlanError(f"{len(gone)} of the files that it reads are not there any more, {gone[0]} for one")

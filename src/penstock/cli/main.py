@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("default", PenstockWarning)
             warnings.showwarning = _show_warning
-            print(_run(options), flush=True)
+            text, status = _run(options)
+            print(text, flush=True)
+            return status
     except BrokenPipeError:  # `penstock head URL | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
@@ -53,18 +55,27 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M, 1GiB or a number of bytes") from None
 
 
-def _run(options: argparse.Namespace) -> str:
+def _run(options: argparse.Namespace) -> tuple[str, int]:
+    """Return what a command prints and its exit status."""
     if options.command == "info":
         from penstock.cli.info import info
 
-        return info(_open(options))
+        return info(_open(options)), 0
     if options.command == "head":
         from penstock.cli.head import head
 
-        return head(_open(options), options.rows)
+        return head(_open(options), options.rows), 0
+    if options.command == "doctor":
+        from penstock.cli.doctor import doctor
+
+        return doctor(options)
+    if options.command == "rewrite":
+        from penstock.cli.rewrite import rewrite
+
+        return rewrite(options), 0
     from penstock.cli.plan import plan
 
-    return plan(_open(options), options)
+    return plan(_open(options), options), 0
 
 
 def _open(options: argparse.Namespace) -> Any:
@@ -77,7 +88,8 @@ def _open(options: argparse.Namespace) -> Any:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="penstock", description="Look at Parquet datasets as a training run sees them."
+        prog="penstock",
+        description="Look at Parquet datasets as a training run sees them, and write them again in a better layout.",
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -85,15 +97,21 @@ def _parser() -> argparse.ArgumentParser:
     head = _command(commands, "head", "the first rows, arrays in short")
     head.add_argument("-n", "--rows", type=_count, default=5, help="how many rows (default 5)")
     _add_plan_options(_command(commands, "plan", "what a loader would do: steps, lanes, memory, bytes read"))
+    _add_doctor_options(_command(commands, "doctor", "what is wrong with a dataset for training", columns=False))
+    _add_rewrite_options(_command(commands, "rewrite", "a dataset again, in another layout", columns=False))
     return parser
 
 
-def _command(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=f"Print {summary}.")
+def _command(commands: Any, name: str, summary: str, *, columns: bool = True) -> argparse.ArgumentParser:
+    verb = "Write" if name == "rewrite" else "Print"
+    made: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=f"{verb} {summary}.")
     made.add_argument(
         "url", nargs="+", metavar="URL", help="folder, file or pattern: a path or any URL that fsspec knows"
     )
-    made.add_argument("--columns", type=_names, metavar="A,B", help="only these columns; regular expressions allowed")
+    if columns:
+        made.add_argument(
+            "--columns", type=_names, metavar="A,B", help="only these columns; regular expressions allowed"
+        )
     made.add_argument(
         "--storage-option",
         type=_pair,
@@ -120,6 +138,32 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     add("--drop-last", action="store_true", help="leave out a last batch that is not full")
     add("--lanes", type=_positive, help="lanes of the shuffled order (default: chosen)")
     add("--window-bytes", type=size, metavar="SIZE", help="shuffle window of the whole job, e.g. 1GiB")
+
+
+def _add_doctor_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--label", metavar="COLUMN", help="column by which rows should be mixed (default: one with a usual name)")
+    add("--world", type=_positive, help="ranks of the run (default 8)")
+    add("--batch-size", type=_positive, help="rows of a batch on each rank (default 256)")
+    add("--row-group-bytes", type=size, metavar="SIZE", help="size of row groups to aim at (default 16MiB)")
+    add("--window-bytes", type=size, metavar="SIZE", help="shuffle window of the run (default 1GiB)")
+    add("--json", action="store_true", help="print JSON; the exit status is 3 where there is a problem, either way")
+
+
+def _add_rewrite_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("out", metavar="OUT", help="where to write: a folder that is not there yet")
+    add("--row-group-bytes", type=size, metavar="SIZE", help="most encoded bytes of a row group (default 16MiB)")
+    add("--rows-per-file", type=_positive, metavar="ROWS", help="default: files of about 512 MiB")
+    add("--shuffle", action="store_true", help="permute all rows, uniformly, in bounded memory")
+    add("--seed", type=int, help="picks the permutation (default 0)")
+    add("--compression", metavar="CODEC", help="snappy, zstd, lz4, gzip, none (default: auto)")
+    add("--partition-by", type=_names, metavar="A,B", help="columns that become folders; '' for none "
+        "(default: as they are)")  # fmt: skip
+    add("--skip-bad-files", action="store_true", help="leave out files that cannot be read")
+    add("--overwrite", action="store_true", help="replace the dataset at OUT")
+    add("--memory-bytes", type=size, metavar="SIZE", help="rows that a shuffle may hold (default 1GiB)")
+    add("--temp-folder", metavar="FOLDER", help="where a shuffle keeps the rows that it cannot hold")
 
 
 class _Version(argparse.Action):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 MOST_CHARACTERS = 40
@@ -39,6 +40,11 @@ def columns_text(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
     return "\n".join(indent + line.rstrip() for line in lines)
+
+
+def given(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Return the options that were given on the command line; the others keep the defaults of the function."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def fits_terminal(text: str) -> bool:

@@ -32,15 +32,18 @@ ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
 class Tables:
     """Tables or batches of Arrow, one after another, and the schema they come with where they have one."""
 
-    def __init__(self, first: Any, rest: Iterator[Any], unischema: Unischema | None = None) -> None:
+    def __init__(
+        self, first: Any, rest: Iterator[Any], unischema: Unischema | None = None, num_rows: int | None = None
+    ) -> None:
         self.schema = first.schema
         self.unischema = unischema
+        self.num_rows = num_rows
         self.parts = itertools.chain([first], rest)
 
 
 def normal_form(data: Any, schema: Unischema | None) -> Any:
     """Return the data as Arrow, `Tables`, a mapping of columns, or an iterable of rows."""
-    if isinstance(data, (*ARROW, Mapping)):
+    if isinstance(data, (*ARROW, Mapping, Tables)):
         return data
     library = type(data).__module__.partition(".")[0]
     if library == "pandas":
@@ -178,8 +181,8 @@ def _arrow_field(name: str, column: Any) -> pa.Field:
 
 def num_rows(data: Any) -> int | None:
     """Return the number of rows where data in normal form knows it, for the progress bar."""
-    if isinstance(data, pa.Table | pa.RecordBatch):
-        return int(data.num_rows)
+    if isinstance(data, pa.Table | pa.RecordBatch | Tables):
+        return data.num_rows  # type: ignore[no-any-return]
     if isinstance(data, Mapping):
         return length(data)
     return len(data) if isinstance(data, Sequence) else None

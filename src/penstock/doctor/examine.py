@@ -1,0 +1,122 @@
+"""`penstock.doctor.examine`: what is wrong with a dataset for training, how much it costs, and the cure.
+
+Sees all parts of the doctor: `facts` reads footers, `checks` and `labels` judge, `report` is what comes out. Changes
+nothing on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.dataset import open_parquet
+from penstock.doctor import checks
+from penstock.doctor.facts import gather_facts
+from penstock.doctor.labels import check_label, find_label
+from penstock.doctor.report import Finding, Report
+from penstock.errors import BadFile, MetadataError, PlanError, SchemaError
+from penstock.options import WINDOW_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.dataset import ParquetSource
+    from penstock.doctor.facts import Facts
+
+WORLD, BATCH_SIZE, ROW_GROUP_BYTES = 8, 256, 16 << 20
+
+
+def examine(  # noqa: PLR0913 -- a public function takes flat keywords
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    label: str | None = None,
+    world: int = WORLD,
+    batch_size: int = BATCH_SIZE,
+    row_group_bytes: int = ROW_GROUP_BYTES,
+    window_bytes: int = WINDOW_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+) -> Report:
+    """Look at a dataset as a shuffled training run will, and return what could be better.
+
+    Reads all footers twice, one row group to weigh a row, and the label column of at most 64 row groups. Goes on where
+    files are damaged or disagree.
+
+        >>> print(penstock.doctor.examine("s3://bucket/frames", world=64))
+
+    Args:
+        source: As for `penstock.open`.
+        label: Column by which rows should be mixed; default: one with a usual name (label, class, target ...).
+        world: Ranks of the run.
+        batch_size: Rows of a batch on each rank.
+        row_group_bytes: Size of row groups to aim at, in memory.
+        window_bytes: Shuffle window of the run.
+        storage_options: For the filesystem of a URL.
+        filesystem: A pyarrow or fsspec filesystem to use instead.
+
+    Raises:
+        DatasetNotFound: Nothing is there, or its writing has not ended.
+        ColumnNotFound: There is no column `label`.
+    """
+    for name, value in (("world", world), ("batch_size", batch_size), ("row_group_bytes", row_group_bytes)):
+        if value < 1:
+            raise PlanError(f"{name} must be at least 1; got {value}")
+    wanted = checks.Wanted(world, batch_size, row_group_bytes, window_bytes)
+    facts = gather_facts(source, storage_options, filesystem)
+    start = time.perf_counter()
+    opened, failure = _open(source, storage_options, filesystem)
+    open_s = time.perf_counter() - start
+    found = [*checks.check_files(facts), *checks.check_schemas(facts, failure), *checks.check_metadata(facts)]
+    notes: list[str] = []
+    if opened is not None and len(opened.chunk_rows):
+        more, notes = _judge(opened, facts, wanted, label)
+        found += [*more, *checks.check_file_sizes(facts, open_s, wanted)]
+    elif failure is None or not facts.files:
+        found += _no_rows(facts)
+    elif not any(finding.severity == "problem" for finding in found):
+        found.append(Finding("does-not-open", "problem", "the dataset does not open", failure, "see the message", {}))
+    found += checks.check_statistics(facts)
+    found.sort(key=lambda finding: finding.severity != "problem")
+    names = [source] if isinstance(source, str | os.PathLike) else source
+    url = " ".join(str(os.fspath(name)) for name in names)
+    size = int(facts.file_bytes.sum()) if facts.files else 0
+    rows = int(facts.group_rows.sum())
+    return Report(url, rows, len(facts.files), len(facts.group_rows), size, open_s, tuple(found), tuple(notes))
+
+
+def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[ParquetSource | None, str | None]:
+    """Open the dataset, without damaged files; or return why it does not open."""
+    options = {"storage_options": storage_options, "filesystem": filesystem}
+    try:
+        return open_parquet(source, on_error="skip", **options), None
+    except (SchemaError, MetadataError, BadFile) as error:
+        return None, " ".join(str(error).split())
+
+
+def _judge(
+    opened: ParquetSource, facts: Facts, wanted: checks.Wanted, label: str | None
+) -> tuple[list[Finding], list[str]]:
+    row_bytes = opened.row_bytes()
+    found = list(checks.check_groups(facts, row_bytes, wanted))
+    name = find_label(opened.arrow_schema, label)
+    if name is None:
+        return found, ["no column looks like a label, so that sorting was not looked at; --label COLUMN names one"]
+    plan = wanted.plan(facts.group_rows, row_bytes)
+    return found + list(check_label(opened, name, plan, wanted)), []
+
+
+def _no_rows(facts: Facts) -> list[Finding]:
+    if not facts.files:
+        return []
+    files = len(facts.files)
+    return [
+        Finding(
+            "no-rows",
+            "problem",
+            "the dataset has no rows",
+            "there is nothing to train on",
+            "write it",
+            {"files": files},
+        )
+    ]

@@ -1,0 +1,200 @@
+"""What the footers of a dataset say about its layout: sizes, statistics, schemas, stored metadata, bad files.
+
+First stage of the doctor: unlike opening, it goes on where a file is damaged or disagrees, since that is what it is to
+tell. Reads every footer once, in threads, and no data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, read_common_metadata
+from penstock.dataset.discover import find_files, threads_for
+from penstock.dataset.footers import READ_ERRORS, read_footer
+from penstock.errors import BadFile
+from penstock.progress import progress
+from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from penstock.dataset.discover import DataFile
+
+    Footer = Any
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """One file that can be read."""
+
+    path: str
+    size: int
+    rows: tuple[int, ...]
+    """Of each row group."""
+    schema: pa.Schema
+    stored: bool
+    """Whether the footer holds a schema of ours or of Petastorm's."""
+    no_statistics: dict[str, tuple[int, int]]
+    """Plain columns without least and greatest value: in how many row groups, and their bytes on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The layout of a dataset."""
+
+    files: list[FileFacts]
+    bad: list[tuple[str, str]]
+    """Path and reason of files that cannot be read."""
+    is_folder: bool
+    """Whether one folder was named, which may hold metadata files."""
+    side_files: frozenset[str]
+    """Which of `_metadata` and `_common_metadata` are there."""
+    side_keys: frozenset[bytes]
+    """Keys in `_common_metadata`."""
+    summary_rows: dict[str, list[int]] | None = field(default=None)
+    """Rows of the row groups of each file according to `_metadata`, by relative path; None without one."""
+
+    @property
+    def file_bytes(self) -> NDArray[np.int64]:
+        """Size of each file."""
+        return np.array([file.size for file in self.files], np.int64)
+
+    @property
+    def group_rows(self) -> NDArray[np.int64]:
+        """Rows of every row group that has any, in order."""
+        rows = np.array([count for file in self.files for count in file.rows], np.int64)
+        return rows[rows > 0]
+
+    @property
+    def has_schema(self) -> bool:
+        """Whether a schema is stored anywhere."""
+        return bool(self.side_keys & {SCHEMA_KEY, PETASTORM_SCHEMA_KEY}) or any(file.stored for file in self.files)
+
+    def schemas(self) -> list[tuple[pa.Schema, int, str]]:
+        """Return the Arrow schemas that occur, the most frequent first: schema, files, the first such file."""
+        counts: Counter[pa.Schema] = Counter()
+        first: dict[pa.Schema, str] = {}
+        for file in self.files:
+            counts[file.schema] += 1
+            first.setdefault(file.schema, file.path)
+        return [(schema, count, first[schema]) for schema, count in counts.most_common()]
+
+    def no_statistics(self) -> dict[str, tuple[int, int]]:
+        """Return plain columns without statistics, over all files: row groups and bytes on disk."""
+        found: dict[str, tuple[int, int]] = {}
+        for file in self.files:
+            for name, (groups, size) in file.no_statistics.items():
+                before = found.get(name, (0, 0))
+                found[name] = before[0] + groups, before[1] + size
+        return found
+
+
+def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesystem: Any) -> Facts:
+    """Read the footers of all files.
+
+    Raises:
+        DatasetNotFound: nothing is there, no Parquet file, or a dataset whose writing has not ended.
+    """
+    files = find_files(source, storage_options=storage_options, filesystem=filesystem)
+    good: list[FileFacts] = []
+    bad: list[tuple[str, str]] = []
+    with (
+        ThreadPoolExecutor(threads_for(files[0].root.fs)) as pool,
+        progress(len(files), "reading footers", unit="files") as bar,
+    ):
+        for found in pool.map(_look, files):
+            if isinstance(found, FileFacts):
+                good.append(found)
+            else:
+                bad.append(found)
+            bar.update()
+    return _with_side_files(good, bad, files[0])
+
+
+def _look(file: DataFile) -> FileFacts | tuple[str, str]:
+    try:
+        footer, size = read_footer(file)
+        schema = footer.schema.to_arrow_schema()
+        return FileFacts(
+            path=file.relative,
+            size=size,
+            rows=tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups)),
+            schema=schema.remove_metadata(),
+            stored=bool({SCHEMA_KEY, PETASTORM_SCHEMA_KEY} & set(footer.metadata or {})),
+            no_statistics=_no_statistics(footer, schema),
+        )
+    except (BadFile, *READ_ERRORS) as error:
+        return file.relative, str(error)
+
+
+def _no_statistics(footer: Footer, schema: pa.Schema) -> dict[str, tuple[int, int]]:
+    plain = {field.name for field in schema if is_plain(field.type)}
+    columns = [footer.schema.column(index).path for index in range(len(footer.schema))]
+    found: dict[str, tuple[int, int]] = {}
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for index, name in enumerate(columns):
+            if name in plain and _lacks_statistics(group.column(index)):
+                groups, size = found.get(name, (0, 0))
+                found[name] = groups + 1, size + int(group.column(index).total_compressed_size)
+    return found
+
+
+def _lacks_statistics(column: Any) -> bool:
+    statistics = column.statistics
+    if statistics is None:
+        return True
+    if statistics.has_min_max:
+        return False
+    # Nothing but nulls has no least value: there is nothing to say.
+    return not (statistics.has_null_count and statistics.null_count == column.num_values)
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Tell whether filters on such a column are common: numbers, text, times, booleans; no cells, no lists."""
+    if pa.types.is_dictionary(kind):
+        return is_plain(kind.value_type)
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_temporal(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def _with_side_files(good: list[FileFacts], bad: list[tuple[str, str]], first: DataFile) -> Facts:
+    root = first.root
+    if root.names is None:
+        return Facts(good, bad, False, frozenset(), frozenset())
+    names = frozenset(root.names)
+    keys: frozenset[bytes] = frozenset()
+    if COMMON_METADATA in names:
+        try:
+            keys = frozenset(read_common_metadata(root))
+        except BadFile as error:
+            bad.append((COMMON_METADATA, str(error)))
+    rows = _summary_rows(first) if SUMMARY_METADATA in names else None
+    return Facts(good, bad, True, names, keys, rows)
+
+
+def _summary_rows(first: DataFile) -> dict[str, list[int]]:
+    from penstock.dataset.discover import DataFile
+
+    try:
+        footer, _ = read_footer(DataFile(first.root, SUMMARY_METADATA, None))
+    except BadFile:
+        return {}
+    rows: dict[str, list[int]] = {}
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        rows.setdefault(group.column(0).file_path if group.num_columns else "", []).append(group.num_rows)
+    return rows

@@ -1,0 +1,129 @@
+"""Is a dataset sorted by label, and what does that do to batches?
+
+Reads one column of a few dozen row groups, spread over the dataset, and draws batches from them in three ways: as
+stored, as the loader's shuffle would with the row groups that a batch draws from, and from all rows. What is counted is
+the labels in a batch. Guesses which column is the label by its name unless told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.doctor.facts import is_plain
+from penstock.doctor.report import Finding
+from penstock.errors import ColumnNotFound, PlanError, close_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.dataset import ParquetSource
+    from penstock.doctor.checks import Wanted
+    from penstock.plan.plan import Plan
+
+NAMES = ("label", "labels", "class", "class_id", "cls", "target", "y", "category", "label_id", "target_id", "noun_id")
+SAMPLES = 64
+"""Row groups that are looked at."""
+TRIALS = 32
+"""Batches drawn of each kind."""
+SORTED = 0.5
+"""Batches with fewer than this share of the labels of a random batch are called sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Labels in a batch, on average, and in the dataset as far as it was looked at."""
+
+    stored: float
+    """In batches of neighbours."""
+    shuffled: float
+    """In batches of the loader's shuffle."""
+    random: float
+    """In batches drawn from all rows."""
+    labels: int
+
+
+def find_label(schema: pa.Schema, asked: str | None) -> str | None:
+    """Return the label column: the one asked for, else one with a usual name; None where there is none.
+
+    Raises:
+        ColumnNotFound: there is no such column.
+        PlanError: it does not hold plain values.
+    """
+    if asked is None:
+        lower = {name.lower(): name for name in schema.names}
+        found = [lower[name] for name in NAMES if name in lower and is_plain(schema.field(lower[name]).type)]
+        return found[0] if found else None
+    if asked not in schema.names:
+        raise ColumnNotFound(f"no column {asked!r} for the label; {close_names(asked, schema.names)}")
+    if not is_plain(schema.field(asked).type):
+        raise PlanError(f"label {asked!r} is stored as {schema.field(asked).type}; numbers, text or times are needed")
+    return asked
+
+
+def check_label(source: ParquetSource, label: str, plan: Plan, wanted: Wanted) -> Iterator[Finding]:
+    """Yield a finding if batches of neighbours have far fewer labels than random ones."""
+    groups = read_labels(source, label)
+    found = mixture(groups, wanted.batch_size, plan.chunks_per_batch)
+    if found.labels < 2 or found.stored >= SORTED * found.random:
+        return
+    poor = found.shuffled < SORTED * found.random
+    yield Finding(
+        "sorted-by-label",
+        "problem" if poor else "advice",
+        f"rows with the same {label!r} lie together",
+        f"a batch of {wanted.batch_size:,} has {found.stored:.1f} labels as stored and with shuffle='groups', "
+        f"{found.shuffled:.1f} with shuffle=True, {found.random:.1f} drawn from all rows (of {found.labels:,})",
+        "shuffle once on disk" if poor else "train with shuffle=True, or shuffle once on disk",
+        {"stored": found.stored, "shuffled": found.shuffled, "random": found.random, "labels": found.labels},
+        ("--shuffle",),
+    )
+
+
+def read_labels(source: ParquetSource, label: str) -> list[NDArray[np.int64]]:
+    """Return the labels of some row groups, as numbers, in stored order; reads that column only."""
+    num_chunks = len(source.chunk_rows)
+    chosen = np.unique(np.linspace(0, num_chunks - 1, min(SAMPLES, num_chunks)).astype(np.int64))
+    codes: dict[Any, int] = {}
+    found = []
+    for chunk in chosen.tolist():
+        column = source.read_chunk(chunk, [label]).column(0).combine_chunks().dictionary_encode()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        words = [codes.setdefault(value, len(codes)) for value in [*column.dictionary.to_pylist(), None]]
+        indices = np.array(column.indices.fill_null(len(words) - 1).to_pylist(), np.int64)
+        found.append(np.array(words, np.int64)[indices])
+    return found
+
+
+def mixture(groups: Sequence[NDArray[np.int64]], batch_size: int, chunks_per_batch: float | None) -> Mixture:
+    """Draw batches of each kind and count their labels. The same for equal arguments."""
+    rng = np.random.default_rng(0)
+    everything = np.concatenate(groups)
+    each = max(1, round(chunks_per_batch or len(groups)))
+    stored, shuffled, whole = [], [], []
+    for _ in range(TRIALS):
+        stored.append(_neighbours(groups, batch_size, rng))
+        chosen = rng.choice(len(groups), size=min(each, batch_size), replace=each > len(groups))
+        share = np.bincount(np.arange(batch_size) % len(chosen))
+        rows = [rng.choice(groups[group], size=count) for group, count in zip(chosen, share, strict=True)]
+        shuffled.append(len(np.unique(np.concatenate(rows))))
+        whole.append(len(np.unique(rng.choice(everything, size=batch_size))))
+    stored_mean, shuffled_mean, whole_mean = (float(np.mean(counts)) for counts in (stored, shuffled, whole))
+    return Mixture(stored_mean, shuffled_mean, whole_mean, len(np.unique(everything)))
+
+
+def _neighbours(groups: Sequence[NDArray[np.int64]], batch_size: int, rng: np.random.Generator) -> int:
+    """Return the labels in a batch of rows that follow each other, over as many row groups as it takes."""
+    first = int(rng.integers(len(groups)))
+    start = int(rng.integers(len(groups[first])))
+    rows, group = groups[first][start : start + batch_size], first + 1
+    while len(rows) < batch_size and group < len(groups):
+        rows = np.concatenate([rows, groups[group][: batch_size - len(rows)]])
+        group += 1
+    return len(np.unique(rows))

@@ -1,0 +1,112 @@
+"""What the doctor found: values to print, to count and to store as JSON.
+
+Made by `examine`; read by people and by the command line. Holds no knowledge of datasets.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.display import count_text, size_text
+
+Severity = Literal["problem", "advice"]
+WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that could be better."""
+
+    code: str
+    """A short name that does not change: "large-row-groups"."""
+    severity: Severity
+    """ "problem": training suffers; "advice": it works, and could be better."""
+    what: str
+    """What is the case."""
+    effect: str
+    """What that costs, in numbers."""
+    cure: str
+    """What to do."""
+    numbers: dict[str, float]
+    """The figures of the effect, by name."""
+    flags: tuple[str, ...] | None = None
+    """What `penstock rewrite` needs to cure it, if anything; None where rewriting is no cure."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.severity}  {self.what}"]
+        for word, text in (("effect", self.effect), ("cure", self.cure)):
+            lines += textwrap.wrap(f"{word:8} {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 11)
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The state of a dataset as a training run will feel it."""
+
+    url: str
+    rows: int
+    files: int
+    row_groups: int
+    bytes: int
+    """Size of the files together."""
+    open_s: float
+    """Seconds that opening it took just now."""
+    findings: tuple[Finding, ...]
+    """Problems first, then advice."""
+    notes: tuple[str, ...] = field(default=())
+    """What was not looked at, and why."""
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The findings that training suffers from."""
+        return tuple(finding for finding in self.findings if finding.severity == "problem")
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem; advice does not count."""
+        return not self.problems
+
+    @property
+    def rewrite_command(self) -> str | None:
+        """The command that cures what rewriting can cure; None where there is nothing of that kind."""
+        curable = [finding.flags for finding in self.findings if finding.flags is not None]
+        flags = dict.fromkeys(flag for flags in curable for flag in flags)
+        return " ".join(["penstock rewrite", self.url, "OUT", *flags]) if curable else None
+
+    def __str__(self) -> str:
+        counts = [(self.rows, "row"), (self.files, "file"), (self.row_groups, "row group")]
+        held = ", ".join(count_text(number, word) for number, word in counts)
+        lines = [
+            f"{self.url}: {held}, {size_text(self.bytes)}; opened in {self.open_s:.2f} s",
+            *map(str, self.findings),
+            *(f"note     {note}" for note in self.notes),
+        ]
+        problems, others = len(self.problems), len(self.findings) - len(self.problems)
+        found = f"{count_text(problems, 'problem')}, {others:,} of advice" if self.findings else "nothing is wrong"
+        lines.append(f"result   {found}")
+        if self.rewrite_command is not None:
+            lines.append(f"cure     {self.rewrite_command}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values; keys are only ever added."""
+        return {
+            "version": 1,
+            "url": self.url,
+            "ok": self.ok,
+            "rows": self.rows,
+            "files": self.files,
+            "row_groups": self.row_groups,
+            "bytes": self.bytes,
+            "open_s": self.open_s,
+            "findings": [_finding_json(finding) for finding in self.findings],
+            "notes": list(self.notes),
+            "rewrite_command": self.rewrite_command,
+        }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    names = ("code", "severity", "what", "effect", "cure", "numbers")
+    return {name: getattr(finding, name) for name in names}

@@ -1,0 +1,123 @@
+"""The rows of a dataset as they are stored: cells not decoded, structs whole, in natural order, in small batches.
+
+What `rewrite` copies. Unlike `ParquetSource.read_chunk` it never holds a whole row group, since those that need
+rewriting may be larger than memory. Dictionaries become plain values; partition columns become columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.dataset import open_parquet
+from penstock.dataset.agree import cast_column, merge_schemas
+from penstock.dataset.common_metadata import read_common_metadata
+from penstock.dataset.discover import find_files
+from penstock.dataset.footers import READ_ERRORS
+from penstock.dataset.read import RowGroup
+from penstock.schema.arrow import flatten_structs
+from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
+from penstock.write.sources import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.schema.unischema import Unischema
+
+BATCH_BYTES = 8 << 20
+"""Bytes of a batch, about."""
+MOST_ROWS = 1 << 16
+_STREAM_BYTES = 1 << 20
+"""Read-ahead of each column, so that a row group is streamed and not read whole."""
+
+
+class StoredRows:
+    """The rows of a dataset, as often as they are asked for."""
+
+    def __init__(self, url: Any, *, on_error: str, **options: Any) -> None:
+        self.source = open_parquet(url, on_error=on_error, **options)
+        skipped = {path for path, _ in self.source.skipped}
+        self._files = [file for file in find_files(url, **options) if file.path not in skipped]
+        self.common = {} if self._files[0].root.names is None else read_common_metadata(self._files[0].root)
+        self.partitions = tuple(self.source.partitions)
+        stored = {**(self.source.footer(0).metadata or {}), **self.common}
+        self.unischema: Unischema | None = None
+        """The schema that is stored with the dataset; None for plain Parquet."""
+        if stored.keys() & {SCHEMA_KEY, PETASTORM_SCHEMA_KEY}:
+            self.unischema = self.source.unischema
+        self.schema = self._schema()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the dataset."""
+        return int(self.source.chunk_rows.sum())
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of all rows in memory, about."""
+        return self.num_rows * self.source.row_bytes()
+
+    def _schema(self) -> pa.Schema:
+        merged: pa.Schema | None = None
+        for file in range(len(self._files)):
+            found = self.source.footer(file).schema.to_arrow_schema().remove_metadata()
+            if merged is None:
+                merged = found
+            elif not merged.equals(found):
+                merged = merge_schemas(merged, found)
+        if self.unischema is not None:
+            merged = flatten_structs(merged)  # its fields are named by path
+        fields = [field.with_type(_plain(field.type)) for field in merged or ()]
+        fields += [self.source.arrow_schema.field(name) for name in self.partitions]
+        return pa.schema([field.with_type(_plain(field.type)) for field in fields])
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows in natural order.
+
+        Raises:
+            BadFile: a page cannot be read, or a file has changed.
+        """
+        rows = max(1, min(MOST_ROWS, int(BATCH_BYTES // max(self.source.row_bytes(), 1.0))))
+        for file in range(len(self._files)):
+            yield from self._of_file(file, rows)
+
+    def tables(self, batches: Iterator[pa.RecordBatch]) -> Tables:
+        """Return batches of these rows as `penstock.write` takes them: with the schema, and the number of rows."""
+        empty = pa.RecordBatch.from_pylist([], schema=self.schema)  # a dataset without rows has a schema too
+        return Tables(empty, batches, self.unischema, self.num_rows)
+
+    def _of_file(self, file: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        footer, size = self.source.footer(file), int(self.source.file_sizes[file])
+        group = RowGroup(self._files[file], size, footer, 0, 0)
+        constants = {name: self.source.partition_scalar(name, file) for name in self.partitions}
+        try:
+            with group.open() as stream:
+                reader = pq.ParquetFile(stream, metadata=footer, pre_buffer=False, buffer_size=_STREAM_BYTES)
+                for batch in reader.iter_batches(batch_rows):
+                    yield self._conform(batch, constants)
+        except READ_ERRORS as error:
+            if isinstance(error, OSError) and hasattr(error, "row_group"):
+                raise  # says it already
+            raise group.bad(f"cannot be read ({error})", "write the file again, or leave it out") from error
+
+    def _conform(self, batch: pa.RecordBatch, constants: dict[str, pa.Scalar]) -> pa.RecordBatch:
+        """Return a batch with the columns and types of `schema`."""
+        table = pa.Table.from_batches([batch])
+        if self.unischema is not None:
+            table = flatten_structs(table)
+        columns = []
+        for field in self.schema:
+            if field.name in constants:
+                column = pa.chunked_array([pa.repeat(constants[field.name], table.num_rows)])
+            else:
+                column = table.column(field.name)
+            column = column if column.type == field.type else cast_column(column, field.type)
+            columns.append(column)
+        whole = pa.Table.from_arrays(columns, schema=self.schema).combine_chunks()
+        return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=self.schema)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

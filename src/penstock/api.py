@@ -414,7 +414,7 @@ class Dataset:
         )
 
     def _undecoded(self, names: Collection[str]) -> Dataset:
-        """Return the dataset with the cells of these columns as bytes in batches; its schema stays as it is."""
+        """Return the dataset with the cells of these columns as stored in batches; its schema stays as it is."""
         made = Dataset(self._source, self._selection, self._names, self._late)
         made._columns = self._make_columns(names)
         return made
@@ -440,7 +440,9 @@ class Dataset:
 
 
 def _as_bytes(field: UnischemaField) -> UnischemaField:
-    return UnischemaField(field.name, np.bytes_, (), None, field.nullable)
+    from penstock.codecs.as_stored import AsStored  # late: only decoding on a GPU asks for it
+
+    return UnischemaField(field.name, np.bytes_, (), AsStored(), field.nullable)
 
 
 def _as_cache(cache: Any) -> Any:

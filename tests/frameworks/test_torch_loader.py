@@ -261,9 +261,12 @@ def test_closing_ends_a_wait_for_the_next_batch(data, make):
         return batch
 
     batches = make(data, **OPTIONS, transform=slow)
-    threading.Timer(0.1, batches.close).start()
+    closing = threading.Timer(0.1, batches.close)
+    closing.start()
     with pytest.raises((LoaderClosed, StopIteration)):
         next(iter(batches))
+    closing.join()
+    assert not feeds()
 
 
 def test_a_state_of_another_seed_is_refused_and_nothing_changes(data, make):

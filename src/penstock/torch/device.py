@@ -1,20 +1,13 @@
-"""Take batches to a device ahead of need: a thread that copies, a ring of pinned memory, a stream of its own.
+"""How a batch gets to a device: a ring of pinned memory, a stream of its own, and the user's transform there.
 
-`Feed` owns the thread and hands batches on in order; a mover knows how a batch gets to its device. Nothing here knows
-of datasets or orders. What the consumer gets is fresh memory of the device: only pinned memory is used again, once the
-copy that reads it has ended.
-
-What happens to the feed's thread, in every case: at the end of the pass and after an error it ends by itself, the error
-being raised where its batch would have come; on `break`, garbage collection, a new iterator and `close()` it is
-stopped and joined, the native iterator first, which ends a wait for the next batch; at Ctrl-C the consumer stops it; at
-interpreter exit the finalizer does; in a forked child, which has no such thread, `next` raises LoaderClosed.
+A mover is driven by the threads of a `feed`; it starts copies and never waits for them. Nothing here knows of datasets
+or orders. What the consumer gets is fresh memory of the device: only pinned memory is used again, once the copy that
+reads it has ended.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
-import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.errors import LoaderClosed, PlanError, TransformError
+from penstock.errors import PlanError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +24,6 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, Any]
 
-_LOOK_S = 1.0
-"""A consumer that waits looks around this often: on Windows Ctrl-C does not interrupt a wait without end."""
 _ALIGN = 256
 _SMALL_BYTES = 64 << 10
 """Columns up to this size are copied together: a copy costs some microseconds, and a table has many columns. Larger
@@ -136,16 +127,26 @@ class PlainMover:
 
     def __init__(self, device: torch.device, after: DeviceTransform | None) -> None:
         self._device = device
-        self._after = after
+        self.after = after
 
-    def send(self, batch: Tensors, built: Built) -> Tensors:
-        """Copy a batch to the device and transform it there."""
+    def begin(self) -> None:
+        """Do nothing: the consumer has no stream."""
+
+    def copy(self, batch: Tensors) -> Tensors:
+        """Copy a batch to the device."""
         moved: Tensors = map_tensors(batch, lambda tensor: tensor.to(self._device))
-        return moved if self._after is None else self._after(moved, built, self._device)
-
-    def receive(self, moved: Tensors) -> Tensors:
-        """Return the batch for the consumer."""
         return moved
+
+    def send(self, moved: Tensors, built: Built) -> Tensors:
+        """Transform a batch on the device."""
+        return moved if self.after is None else self.after(moved, built, self._device)
+
+    def settle(self, sent: Tensors) -> None:
+        """Do nothing: the copy is done."""
+
+    def receive(self, sent: Tensors) -> Tensors:
+        """Return the batch for the consumer."""
+        return sent
 
 
 class _Slot:
@@ -165,33 +166,70 @@ class _Slot:
         return self.memory
 
 
+class _Sent:
+    """A batch on the device, or on its way there."""
+
+    __slots__ = ("batch", "done", "ready", "stream")
+
+    def __init__(self, batch: Tensors, ready: Any, stream: Any) -> None:
+        self.batch = batch
+        self.ready = ready
+        """Event after which it is there."""
+        self.stream = stream
+        """The consumer's, which its memory is recorded for."""
+        self.done = False
+        """Whether the event has come to pass; False: nobody has looked."""
+
+
 class CudaMover:
-    """Copies through a ring of pinned buffers on a stream of its own; the consumer's stream waits for an event."""
+    """Copies through a ring of pinned buffers on a stream of its own; the consumer's stream waits for an event.
+
+    A consumer that comes late finds all done for it: `receive` then calls nothing that lets go of the interpreter's
+    lock, which it would have to win back from every thread that decodes.
+    """
 
     def __init__(self, device: torch.device, after: DeviceTransform | None, *, num_slots: int) -> None:
         self._device = device
-        self._after = after
-        self._stream = torch.cuda.Stream(device)
+        self.after = after
+        # Before the kernels of the training step: what it needs next is a little work, and must not stand in its queue.
+        self._stream = torch.cuda.Stream(device, priority=-1)
         self._slots = deque(_Slot() for _ in range(num_slots))
+        self._consumer = torch.cuda.current_stream(device)
 
-    def send(self, batch: Tensors, built: Built) -> tuple[Tensors, Any]:
-        """Start the copies of a batch and its transform; returns before they are done."""
+    def begin(self) -> None:
+        """Note the stream of the consumer, who calls this."""
+        self._consumer = torch.cuda.current_stream(self._device)
+
+    def copy(self, batch: Tensors) -> Tensors:
+        """Start the copies of a batch; returns before they are done."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            moved: Tensors = self._staged(batch) if self._slots else self._straight(batch)
-            if self._after is not None:
-                moved = self._after(moved, built, self._device)
-            ready = torch.cuda.Event()
-            ready.record(self._stream)
-        return moved, ready
+            return self._staged(batch) if self._slots else self._straight(batch)
 
-    def receive(self, sent: tuple[Tensors, Any]) -> Tensors:
-        """Return the batch: work that the consumer's current stream gets from here on waits for the copies."""
-        moved, ready = sent
+    def send(self, moved: Tensors, built: Built) -> _Sent:
+        """Start the transform of a batch whose copies are started; returns before it is done."""
+        stream = self._consumer
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if self.after is not None:
+                moved = self.after(moved, built, self._device)
+            ready = torch.cuda.Event(blocking=True)
+            ready.record(self._stream)
+        _record(moved, stream)
+        return _Sent(moved, ready, stream)
+
+    def settle(self, sent: _Sent) -> None:
+        """Wait until a batch is there, so that its consumer need not; for a thread that has nothing else to do."""
+        sent.ready.synchronize()
+        sent.done = True
+
+    def receive(self, sent: _Sent) -> Tensors:
+        """Return the batch: work that the consumer's current stream gets from here on comes after the copies."""
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(ready)
-        # The memory was taken on our stream: without this it could be given out again while the consumer computes.
-        map_tensors(moved, lambda tensor: tensor.record_stream(current) if tensor.is_cuda else None)
-        return moved
+        if not sent.done:
+            current.wait_event(sent.ready)
+        if current != sent.stream:
+            self._consumer = current
+            _record(sent.batch, current)
+        return sent.batch
 
     def _straight(self, batch: Tensors) -> Tensors:
         moved: Tensors = map_tensors(batch, lambda tensor: tensor.to(self._device))
@@ -211,6 +249,11 @@ class CudaMover:
         slot.copied.record(self._stream)
         out: Tensors = map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor))
         return out
+
+
+def _record(batch: Tensors, stream: Any) -> None:
+    """Keep memory that was taken on our stream from being given out again while another stream computes with it."""
+    map_tensors(batch, lambda tensor: tensor.record_stream(stream) if tensor.is_cuda else None)
 
 
 def copies(host: list[Any], layout: Layout, memory: Any, device: torch.device) -> list[Any]:
@@ -274,81 +317,3 @@ def pinned(batch: Tensors) -> Tensors:
     """Return a batch with its tensors in pinned memory."""
     out: Tensors = map_tensors(batch, lambda tensor: tensor.pin_memory())
     return out
-
-
-# -- the feed ---------------------------------------------------------------------------------------------------------
-
-
-class Feed:
-    """A thread that takes batches from a native iterator and sends them, up to `depth` ahead of the consumer."""
-
-    def __init__(self, source: Any, send: Callable[[Built], Any], depth: int) -> None:
-        self._source = source
-        self._send = send
-        self._depth = depth
-        self._ready: deque[tuple[bool, Any]] = deque()
-        self._cond = threading.Condition()
-        self._stopped = False
-        self._pid = os.getpid()
-        self._thread: threading.Thread | None = None
-
-    def next(self) -> Any:
-        """Return what `send` gave for the next batch, None after the last one; raises what went wrong on the way."""
-        if os.getpid() != self._pid:
-            raise LoaderClosed("this loader was made in another process; make one after the fork instead")
-        if self._thread is None and not self._stopped:
-            self._thread = threading.Thread(target=self._work, name="penstock-feed", daemon=True)
-            self._thread.start()
-        with self._cond:
-            while not self._ready:
-                if self._stopped:
-                    raise LoaderClosed("the loader was closed, or another iterator was made, while a batch was awaited")
-                self._cond.wait(_LOOK_S)
-            good, found = self._ready.popleft()
-            self._cond.notify_all()
-        if good:
-            return found
-        try:
-            raise found
-        finally:
-            del found  # its traceback holds this frame
-
-    def _work(self) -> None:
-        while self._room():
-            try:
-                built = self._source.take()
-                sent: tuple[bool, Any] = True, self._send(built)
-                del built
-            except StopIteration:
-                sent = True, None
-            except BaseException as error:  # noqa: BLE001 -- handed to the consumer, who meets it in order
-                sent = False, error
-            with self._cond:
-                if self._stopped:
-                    return
-                self._ready.append(sent)
-                self._cond.notify_all()
-            last = not sent[0] or sent[1] is None
-            del sent
-            if last:
-                return
-
-    def _room(self) -> bool:
-        """Wait until another batch may be sent; False: stopped."""
-        with self._cond:
-            while len(self._ready) >= self._depth and not self._stopped:
-                self._cond.wait()
-            return not self._stopped
-
-    def stop(self) -> None:
-        """End the thread, and the native iterator, and wait for them; may be called twice and from a finalizer."""
-        if os.getpid() != self._pid:
-            return
-        with self._cond:
-            self._stopped = True
-            self._cond.notify_all()
-        self._source.stop()  # ends a wait for the next batch
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        self._ready.clear()

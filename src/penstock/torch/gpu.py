@@ -17,7 +17,9 @@ from penstock.codecs import CompressedImageCodec
 from penstock.errors import DecodeError, PenstockWarning, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from penstock.api import Dataset
     from penstock.engine.build import Built
@@ -60,6 +62,37 @@ def _tiny_jpeg() -> Any:
     return np.frombuffer(codec.encode(field, np.zeros((8, 8, 3), np.uint8)), np.uint8).copy()
 
 
+class Encoded:
+    """The cells of a column on their way to the decoder: whoever copies tensors to the device leaves these here."""
+
+    __slots__ = ("cells",)
+
+    def __init__(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
+        self.cells = [torch.from_numpy(one) for one in arrays]
+
+
+class Wrapped:
+    """Converts batches as `convert` does, but for columns that stay encoded."""
+
+    def __init__(self, convert: Callable[[Mapping[str, Any]], Tensors], names: Collection[str]) -> None:
+        self._convert = convert
+        self._names = names
+
+    def __call__(self, batch: Mapping[str, Any]) -> Tensors:
+        """Return the batch with tensors, and `Encoded` columns among them."""
+        mine = {name: Encoded(batch[name]) for name in self._names if _is_encoded(batch.get(name))}
+        made = self._convert({name: values for name, values in batch.items() if name not in mine})
+        rest = [name for name in made if name not in batch]
+        return {name: mine[name] if name in mine else made[name] for name in (*batch, *rest)}
+
+
+def _is_encoded(values: Any) -> bool:
+    """Tell cells as stored from what a transform= has made of them."""
+    return isinstance(values, list) and all(
+        isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype == np.uint8 for one in values
+    )
+
+
 class GpuDecode:
     """Decodes columns of a batch on the device, then runs the user's transform; called as a `DeviceTransform` is."""
 
@@ -70,21 +103,21 @@ class GpuDecode:
     def __call__(self, batch: Tensors, built: Built, device: torch.device) -> Tensors:
         """Return the batch with pixels in place of bytes."""
         for field in self._fields:
-            batch[field.name] = self._decode(field, batch[field.name], device)
+            encoded = batch.get(field.name)
+            if isinstance(encoded, Encoded):
+                batch[field.name] = self._decode(field, encoded.cells, device)
         return batch if self._then is None else self._then(batch, built, device)
 
     @staticmethod
-    def _decode(field: Any, cells: Sequence[bytes], device: torch.device) -> Any:
+    def _decode(field: Any, cells: list[Any], device: torch.device) -> Any:
         from torchvision.io import ImageReadMode, decode_jpeg
 
-        if not len(cells):
+        if not cells:
             return torch.empty((0, *[size or 0 for size in field.shape]), dtype=torch.uint8, device=device)
         grey = len(field.shape) == 2
         mode = ImageReadMode.GRAY if grey else ImageReadMode.RGB
-        # torch.frombuffer warns of bytes, which must not be written to; nobody does.
-        encoded = [torch.from_numpy(np.frombuffer(cell, np.uint8).copy()) for cell in cells]
         try:
-            images = decode_jpeg(encoded, mode=mode, device=device)
+            images = decode_jpeg(cells, mode=mode, device=device)
         except RuntimeError as error:
             raise DecodeError(
                 f"the GPU cannot decode a cell of column {field.name!r}: {str(error).splitlines()[0]}; leave out "
@@ -103,13 +136,13 @@ def _laid_out(images: Any, *, grey: bool) -> Any:
 
 def on_gpu(
     decode: str, dataset: Dataset, device: torch.device, then: DeviceTransform | None
-) -> tuple[Dataset, Any, bool]:
-    """Return the dataset with JPEG cells as bytes, what decodes them, and True; or all as it was and False."""
+) -> tuple[Dataset, Any, list[str]]:
+    """Return the dataset with JPEG cells as stored, what decodes them, and these columns; or all as it was and none."""
     if decode != "gpu":
         raise PlanError(f"decode must be 'cpu' or 'gpu'; got {decode!r}")
     names = jpeg_columns(dataset)
     reason = why_not(device) if names else "no column holds JPEGs without nulls"
     if reason is not None:
         warnings.warn(f"decode='gpu' is not possible: {reason}; the CPU decodes", PenstockWarning, stacklevel=3)
-        return dataset, then, False
-    return dataset._undecoded(names), GpuDecode(dataset, names, then), True
+        return dataset, then, []
+    return dataset._undecoded(names), GpuDecode(dataset, names, then), names

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from penstock.torch.device import DeviceTransform, Feed, check_device, mover_for, pinned
-from penstock.torch.gpu import on_gpu
+from penstock.torch.device import DeviceTransform, check_device, mover_for, pinned
+from penstock.torch.feed import Feed
+from penstock.torch.gpu import Wrapped, on_gpu
 from penstock.torch.opened import Keywords, Opening, dataset_of, with_group
 from penstock.torch.tensors import converter
 
@@ -82,9 +83,10 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     opening = Opening(columns=columns, filters=filters, storage_options=storage_options, filesystem=filesystem)
     dataset = dataset_of(dataset_or_url, opening)
     if decode != "cpu":
-        dataset, after, decoded = on_gpu(decode, dataset, where, after)
-        if decoded:  # nothing is left for more threads to do, and they would keep the one that feeds from its work
+        dataset, after, encoded = on_gpu(decode, dataset, where, after)
+        if encoded:  # nothing is left for more threads to do, and they would keep the one that feeds from its work
             options.setdefault("workers", 2)
+            convert = Wrapped(convert, encoded)
     native = dataset.loader(batch_size=batch_size, **with_group(options, group))
     if where.type == "cpu":
         return Loader(native, convert, after, pin=bool(pin_memory))
@@ -268,25 +270,41 @@ class DeviceLoader(Loader):
         self.native.load_state_dict(self.next_state())
         self._place = self._now()
         self._delivered = False
-        feed = Feed(iter(self.native), self._send, self._prefetch)
+        self._mover.begin()
+        source: Any = iter(self.native)
+        if self._mover.after is not None:  # it may wait for the device: the next batch is copied meanwhile
+            source = Feed(source, self._copy, 1)
+        send = self._send if self._mover.after is None else self._transform
+        feed = Feed(source, send, self._prefetch, receive=self._receive, settle=self._settle)
         batches = _Fed(self, feed)
         self._running = weakref.ref(batches)
         return batches
 
-    def _send(self, built: Built) -> Any:
-        """Start a batch on its way; called by the feed's thread."""
+    def _send(self, built: Any) -> Any:
+        """Start a batch on its way; called by a thread of the feed, as the next three are."""
+        return self._transform(self._copy(built))
+
+    def _copy(self, built: Built) -> Any:
         place = self._now()
-        return self._mover.send(self._convert(built.batch), built), place
+        return self._mover.copy(self._convert(built.batch)), built, place
+
+    def _transform(self, copied: Any) -> Any:
+        moved, built, place = copied
+        return self._mover.send(moved, built), place
+
+    def _settle(self, sent: Any) -> None:
+        self._mover.settle(sent[0])
 
     def _receive(self, sent: Any) -> Tensors:
-        """Note that a batch is received; the end of the pass is None."""
-        if sent is None:
-            self._place, self._delivered = self._now(), False
-            raise StopIteration
+        """Note that a batch is received; called by the consumer."""
         moved, self._place = sent
         self._resumed, self._delivered = False, True
         batch: Tensors = self._mover.receive(moved)
         return batch
+
+    def _end(self) -> None:
+        """Note the end of the pass."""
+        self._place, self._delivered = self._now(), False
 
     def _left(self) -> int:
         if self._place[1] is None:
@@ -337,10 +355,13 @@ class _Fed:
         if self.ended:
             raise StopIteration
         try:
-            return self._loader._receive(self._feed.next())
-        except BaseException:
+            batch: Tensors = self._feed.take()
+        except BaseException as error:
+            if isinstance(error, StopIteration):
+                self._loader._end()
             self.stop()
             raise
+        return batch
 
     def stop(self) -> None:
         """End the feed; its thread is gone on return."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
 
-from penstock.dataset.incomplete import MARKER, refuse_hidden, refuse_marked
+from penstock.dataset.incomplete import MARKER, refuse_hidden, refuse_marked, refuse_spark
 from penstock.errors import DatasetNotFound
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
 from penstock.storage.filesystem import not_found
@@ -101,6 +101,7 @@ class _Finder:
         top = root_folder(path)
         if top != path or any(name == MARKER for name, _ in entries):
             refuse_marked(fs, top)
+        refuse_spark(path, (name for name, _ in entries if name.startswith("_")))
         root = Root(fs, path, side) if top == path else self.root(fs, top)
         prefix = path.removeprefix(top).lstrip("/")
         for name, size in entries:

@@ -22,6 +22,8 @@ from pyarrow.fs import FileSelector, FileType
 from penstock.errors import DatasetIncomplete
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 MARKER = "_penstock_writing.json"
@@ -92,8 +94,27 @@ def refuse_hidden(fs: FileSystem, path: str) -> None:
 
 def refuse_marked(fs: FileSystem, path: str) -> None:
     """Raise DatasetIncomplete if the folder `path` has the marker of an unfinished write."""
-    if fs.get_file_info(posixpath.join(path, MARKER)).type == FileType.File:
-        raise incomplete(fs, path, posixpath.join(path, JOURNAL))
+    marker = posixpath.join(path, MARKER)
+    if fs.get_file_info(marker).type == FileType.File:
+        found = read_json(fs, marker) or {}
+        if "cure" in found:
+            raise _by_spark(path, str(found["cure"]))
+        moving = found.get("from")  # a store that was being overwritten: its journal is where the files come from
+        raise incomplete(fs, path, f"{posixpath.dirname(moving)}/journal" if moving else posixpath.join(path, JOURNAL))
+
+
+def refuse_spark(path: str, names: Iterable[str]) -> None:
+    """Raise DatasetIncomplete if the names in a folder are those of a Spark job that runs, or died while it committed.
+
+    Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last.
+    """
+    found = set(names)
+    if "_SUCCESS" not in found and any(name.startswith("_temporary/") for name in found):
+        raise _by_spark(path, "delete _temporary and what lies beside it, and run the job again", "_temporary is there")
+
+
+def _by_spark(path: str, cure: str, why: str = "it failed") -> DatasetIncomplete:
+    return DatasetIncomplete(f"{path} is incomplete: a Spark job is still writing it, or {why}; {cure}")
 
 
 def incomplete(fs: FileSystem, path: str, journal: str) -> DatasetIncomplete:
@@ -108,6 +129,8 @@ def incomplete(fs: FileSystem, path: str, journal: str) -> DatasetIncomplete:
         rows = sum(safe_rows(fs, folder) for folder in found)
         state = f"{rows:,} rows are in finished files"
         cure = "give the same rows again with resume=True, in penstock.write or penstock.Writer"
+        begun = [read_json(fs, posixpath.join(folder, BEGIN)) or {} for folder in found]
+        cure = next((str(facts["cure"]) for facts in begun if "cure" in facts), cure)
     return DatasetIncomplete(
         f"{path} is incomplete: it is still being written, or its writer died ({state}). To go on, {cure}; to be rid "
         "of it, penstock.discard(url), or write it anew with overwrite=True"

@@ -123,7 +123,11 @@ def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
         cells = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
     if pa.types.is_date(stored.type):  # Arrow takes Python's dates here, not NumPy's
         cells = [cell.astype("M8[D]").item() if isinstance(cell, np.datetime64) else cell for cell in cells]
+    if pa.types.is_timestamp(stored.type):
+        cells = [_in_unit(cell, stored.type.unit) for cell in cells]
     try:
+        if pa.types.is_timestamp(stored.type) and stored.type.tz:  # NumPy's times have no zone: instants in UTC
+            return pa.array(cells, pa.timestamp(stored.type.unit)).cast(stored.type)
         return pa.array(cells, stored.type)
     except _MISFITS:
         for index, cell in enumerate(cells, first):
@@ -135,6 +139,14 @@ def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
                     f"{error}; convert the value, or choose a wider type in the field's codec"
                 ) from error
         raise
+
+
+def _in_unit(cell: Any, unit: str) -> Any:
+    """Return a time in the unit of its column, which Arrow asks for; one with finer digits stays, and is refused."""
+    if not isinstance(cell, np.datetime64):
+        return cell
+    found = cell.astype(f"M8[{unit}]")
+    return found if np.isnat(cell) or found == cell else cell
 
 
 def check_limits(column: pa.Array, name: str, limits: np.iinfo[Any], first: int) -> None:

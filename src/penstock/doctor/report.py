@@ -35,7 +35,7 @@ class Finding:
     """What `penstock rewrite` needs to cure it, if anything; None where rewriting is no cure."""
 
     def __str__(self) -> str:
-        lines = [f"{self.severity}  {self.what}"]
+        lines = [f"{self.severity:8} {self.what}"]
         for word, text in (("effect", self.effect), ("cure", self.cure)):
             lines += textwrap.wrap(f"{word:8} {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 11)
         return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 
@@ -12,6 +13,7 @@ pytest.importorskip("torch")
 
 from penstock.errors import LoaderClosed
 from penstock.torch.feed import Feed
+from tests.depth import depth
 
 
 class Numbers:
@@ -120,6 +122,21 @@ def test_what_waits_is_settled_by_the_thread_and_an_error_of_that_arrives():
     with pytest.raises(RuntimeError, match="the device is gone"):
         drain(feed)
     feed.stop()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals here")
+def test_a_signal_handler_may_stop_it_at_any_moment(make):
+    feed = make(Numbers(1 << 60))
+    before = signal.signal(signal.SIGALRM, lambda *_: feed.stop())
+    try:
+        for number in range(depth(20, 200)):
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + number / 20_000)
+            with pytest.raises(LoaderClosed):
+                drain(feed)
+            feed = make(Numbers(1 << 60))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from collections import deque
 from multiprocessing import connection as mp_connection
@@ -290,12 +291,31 @@ def ctrl_c_later(method: str) -> Iterator[None]:
         resource_tracker.ensure_running()  # would be started on the way, and lets Ctrl-C through when it has been
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        with _handled_later():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def _handled_later() -> Iterator[None]:
+    """Call the handler of Ctrl-C at the end: another thread, of a library, may have caught it in spite of our mask."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[tuple[Any, ...]] = []
+    signal.signal(signal.SIGINT, lambda *args: came.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[-1])
+
+
 def signal_name(number: int) -> str:
+    """Return the name of a signal, as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no name

@@ -1,6 +1,7 @@
 """Counters of a loader: rows, bytes, the seconds spent in each stage, and what the last steps took.
 
-Stages add to them from several threads; one lock, a few additions a batch. Says nothing about why: `Loader.stats`
+Stages add to them from several threads, the consumer to others, under a lock that no stage waits for: a signal handler
+may close the loader at any moment, and then the consumer waits for the stages. Says nothing about why: `Loader.stats`
 hands the numbers out as a plain dict, `report` reads them.
 """
 
@@ -35,6 +36,9 @@ class Stats:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        """Of the stages' counters; the consumer reads them without it: one may be a batch ahead of another."""
+        self._out = threading.RLock()
+        """Of the consumer's counters; a signal handler may ask for them."""
         self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
         self._waits = [0] * (len(WAIT_BOUNDS) + 1)
         self.rows = 0
@@ -66,7 +70,7 @@ class Stats:
     def delivered(self, num_rows: int, wait_s: float) -> None:
         """Count one batch handed to the consumer and how long it waited."""
         end = time.perf_counter()
-        with self._lock:
+        with self._out:
             self.rows += num_rows
             self.batches += 1
             self.wait_s += wait_s
@@ -75,15 +79,15 @@ class Stats:
 
     def as_dict(self) -> dict[str, float]:
         """Return all counters; seconds are summed over threads, except `wait_s`, which is the consumer's."""
-        with self._lock:
+        with self._out:
             return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def last_steps(self) -> list[Step]:
         """Return the steps that are remembered, oldest first."""
-        with self._lock:
+        with self._out:
             return list(self._steps)
 
     def waits(self) -> list[int]:
         """Return how many waits there were in each class of `WAIT_BOUNDS`, and beyond."""
-        with self._lock:
+        with self._out:
             return list(self._waits)

@@ -11,10 +11,11 @@ interpreter exit the finalizer does; in a forked child, which has no such thread
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import LoaderClosed
 
@@ -130,11 +131,14 @@ class Feed:
         """End the thread, and the source, and wait for them; may be called twice and from a finalizer."""
         if os.getpid() != self._pid:
             return
+        # Called in a locked region (by a garbage collection or a signal handler): our thread needs the lock to end.
+        inside = cast("Any", self._cond)._is_owned()
         with self._cond:
             self._stopped = True
             self._cond.notify_all()
         self._source.stop()  # ends a wait for the next batch
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is not None and thread is not threading.current_thread() and not inside:
+            with contextlib.suppress(RuntimeError):  # a signal came before it had started; it ends by itself
+                thread.join()
         self._ready.clear()

@@ -15,11 +15,13 @@ from penstock.schema.transform import TransformSpec
 from penstock.write import write
 
 if TYPE_CHECKING:
+    from penstock import doctor
     from penstock.alias import install_as_petastorm
     from penstock.engine.mix import Mix, mix
     from penstock.jobs import map_files
     from penstock.storage.cache import MemoryCache
     from penstock.storage.disk_cache import DiskCache
+    from penstock.write.folder import write_folder
     from penstock.write.settle import commit, discard
     from penstock.write.writer import Writer
 
@@ -40,6 +42,7 @@ __all__ = [
     "codecs",
     "commit",
     "discard",
+    "doctor",
     "errors",
     "install_as_petastorm",
     "map_files",
@@ -47,6 +50,7 @@ __all__ = [
     "open",
     "register_codec",
     "write",
+    "write_folder",
 ]
 
 _LATE = {
@@ -56,9 +60,11 @@ _LATE = {
     "Writer": "penstock.write.writer",
     "commit": "penstock.write.settle",
     "discard": "penstock.write.settle",
+    "doctor": "penstock.doctor",
     "install_as_petastorm": "penstock.alias",
     "map_files": "penstock.jobs",
     "mix": "penstock.engine.mix",
+    "write_folder": "penstock.write.folder",
 }
 """Names that few programs use; the others need not wait for them."""
 
@@ -68,7 +74,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    module = import_module(_LATE[name])
+    value = globals()[name] = module if module.__name__ == f"penstock.{name}" else getattr(module, name)
     return value
 
 

@@ -11,16 +11,18 @@ from penstock.write.write import write
 
 if TYPE_CHECKING:
     from penstock.write.files import Written
+    from penstock.write.folder import write_folder
     from penstock.write.settle import commit, discard
     from penstock.write.writer import Writer
 
-__all__ = ["Writer", "Written", "commit", "discard", "write"]
+__all__ = ["Writer", "Written", "commit", "discard", "write", "write_folder"]
 
 _LATE = {
     "Writer": "penstock.write.writer",
     "Written": "penstock.write.files",
     "commit": "penstock.write.settle",
     "discard": "penstock.write.settle",
+    "write_folder": "penstock.write.folder",
 }
 
 

@@ -12,8 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyarrow.fs import FileType
-
 from penstock.dataset.incomplete import BEGIN, DONE, checkpoints, read_json
 from penstock.write.durable import put_json, remove, sync_file, sync_folders
 
@@ -50,15 +48,27 @@ class Journal:
         self._last: Future[None] | None = None
 
     def load(self) -> None:
-        """Read what an earlier writer has made safe; a damaged checkpoint ends it, and later ones go."""
+        """Read what a writer has made safe; a checkpoint that is damaged or missing ends it."""
         for path in checkpoints(self._fs, self.folder):
             found = read_json(self._fs, path)
             if found is None or posixpath.basename(path) != _name(self._number):
-                remove(self._fs, path)
-                continue
+                return
             self.files += [DoneFile(*file) for file in found["files"]]
             self.rows, self._number = int(found["rows"]), self._number + 1
+
+    def go_on(self) -> None:
+        """Read what an earlier writer has made safe, to add to it."""
+        self.load()
+        self._forget()
+
+    def begin_anew(self) -> None:
+        """Forget an earlier attempt."""
+        self._forget()
+
+    def _forget(self) -> None:
         remove(self._fs, self._path(DONE))
+        for path in checkpoints(self._fs, self.folder)[self._number :]:
+            remove(self._fs, path)
 
     def facts(self) -> dict[str, Any] | None:
         """Return what `begin` has stored, None where there is nothing."""
@@ -101,8 +111,9 @@ class Journal:
         put_json(self._fs, self._path(DONE), {"rows": self.rows, "checkpoints": self._number})
 
     def is_done(self) -> bool:
-        """Tell whether `end` was called."""
-        return bool(self._fs.get_file_info(self._path(DONE)).type == FileType.File)
+        """Tell whether `end` was called and all that it counted was found by `load`."""
+        found = read_json(self._fs, self._path(DONE))
+        return found is not None and (found["rows"], found["checkpoints"]) == (self.rows, self._number)
 
     def close(self) -> None:
         """End the thread; what was recorded is finished first."""

@@ -51,12 +51,12 @@ def commit(
     place = _place(url, storage_options, filesystem)
     stage = _shared(place)
     journals = _journals(stage)
+    for journal in journals.values():
+        journal.load()
     _check_parts(str(url), journals, parts)
     all_facts = [journal.facts() or {} for journal in journals.values()]
     if not all(same_layout(all_facts[0], facts) for facts in all_facts):
         raise StateMismatch(f"the parts of {url} have different schemas or partition_by; write them again alike")
-    for journal in journals.values():
-        journal.load()
     files = finish(stage, all_facts[0], [file for journal in journals.values() for file in journal.files])
     stage.show(overwrite=any(facts["overwrite"] for facts in all_facts))
     return summary(str(url), files)

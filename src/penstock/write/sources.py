@@ -182,7 +182,7 @@ def _arrow_field(name: str, column: Any) -> pa.Field:
 def num_rows(data: Any) -> int | None:
     """Return the number of rows where data in normal form knows it, for the progress bar."""
     if isinstance(data, pa.Table | pa.RecordBatch | Tables):
-        return data.num_rows  # type: ignore[no-any-return]
+        return None if data.num_rows is None else int(data.num_rows)
     if isinstance(data, Mapping):
         return length(data)
     return len(data) if isinstance(data, Sequence) else None

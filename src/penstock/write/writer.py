@@ -146,7 +146,7 @@ class Writer:
         """
         self._check_open()
         if self._buffer is None:
-            self._buffer = RowBuffer(self._ready(row), self._rows)
+            self._buffer = RowBuffer(self._ready([row]), self._rows)
         self._buffer.add(row)
         if self._buffer.is_full(rows=work.BATCH_ROWS, size=work.BATCH_BYTES):
             self._flush()
@@ -203,15 +203,16 @@ class Writer:
     def _begin(self, layout: Layout | None) -> None:
         try:
             if not self._lock.take():
+                self._is_over = True  # nothing here is ours to remove
                 raise DatasetExists(
                     f"{self._url} is being written by another process"
                     + ("" if self._options.part is None else f" as part {self._options.part} too")
                     + "; wait until it ends, or end it"
                 )
             if self._options.resume:
-                self._journal.load()
+                self._journal.go_on()
             else:
-                self._clear()
+                self._journal.begin_anew()
             self._stage.remove_files(self._options.prefix, keep={file.path for file in self._journal.files})
             self._rows = self._journal.rows
             if layout is not None:
@@ -219,13 +220,6 @@ class Writer:
         except BaseException:
             self.abort()
             raise
-
-    def _clear(self) -> None:
-        """Forget an earlier attempt at the same part."""
-        fresh = Journal(self._stage.fs, self._journal.folder, self._stage.data)
-        fresh.load()
-        for number in range(len(fresh.files) + 1):
-            remove(self._stage.fs, posixpath.join(self._journal.folder, f"{number:06d}.json"))
 
     def _ready(self, data: Any) -> Layout:
         """Return the layout; the first data decides it where no schema was given."""

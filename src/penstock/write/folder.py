@@ -1,0 +1,330 @@
+"""`penstock.write_folder`: a folder of image files to a dataset, every file stored as it is.
+
+Finds the images, what their folders and the texts beside them say of them, and one field that all of them fit; then
+reads the files in threads and hands Arrow batches to `write`. Pixels are decoded only to convert images that would not
+fit. Folders may lie on any filesystem that `penstock.open` reads.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import warnings
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.codecs import ScalarCodec, decoders
+from penstock.dataset.discover import threads_for
+from penstock.errors import DatasetNotFound, PenstockWarning, SchemaError
+from penstock.options import one_of
+from penstock.progress import progress
+from penstock.schema.arrow import arrow_schema, infer_unischema
+from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.storage import is_hidden, resolve, walk
+from penstock.write.captions import Captions, find_captions
+from penstock.write.images import HEAD_BYTES, ImageFacts, facts_of_head, facts_of_image, image_field
+from penstock.write.write import write
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from penstock.write.files import Written
+
+    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
+
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+_BATCH_BYTES = 8 << 20
+
+Misfits = Literal["error", "convert", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """What was found."""
+
+    fs: FileSystem
+    root: str
+    images: tuple[str, ...]
+    """Relative paths, in order."""
+    facts: Mapping[str, ImageFacts]
+    """What each image is; those that fit the field only."""
+    kind: ImageFacts
+    """One that all have to be like, in channels and dtype."""
+
+    def read(self, relative: str) -> bytes:
+        with self.fs.open_input_stream(posixpath.join(self.root, relative)) as stream:
+            return bytes(stream.read())
+
+
+def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
+    path: str | os.PathLike[str],
+    url: str | os.PathLike[str],
+    *,
+    labels: bool | None = None,
+    captions: bool | str | None = None,
+    misfits: Misfits = "error",
+    shuffle: bool = True,
+    seed: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+    **options: Any,
+) -> Written:
+    """Write the images of a folder, and what their folders and captions say, as a dataset; return what was written.
+
+    The files' bytes are stored as they are: nothing is encoded again. Columns, as far as there is something for them:
+
+    - `image`: a `CompressedImageCodec` field; height and width are fixed where all images share them;
+    - `label`, `label_name`: the folder right below `path` that an image is in, as a number (folders sorted by name)
+      and as text;
+    - `caption`: the text of `cat.txt` beside `cat.jpg`; or the columns of `captions.csv`, `captions.jsonl`,
+      `metadata.csv` or `metadata.jsonl` in `path`, whose column `file_name` names the image. Without a caption: null.
+      An image with several lines in the table gives several rows;
+    - `path`: relative to the folder, with forward slashes.
+
+        >>> penstock.write_folder("flowers", "flowers-dataset")
+
+    Args:
+        path: the folder; a path or URL. Hidden names and files that are no images are passed over.
+        url: the dataset to write.
+        labels: whether folders are labels; None: if every image is in one and no table of captions is there.
+        captions: False: none; True: needed; a name: this table in `path`; None: if there are any.
+        misfits: what to do with images of other channels or depth than most have (grey among RGB, alpha, palettes),
+            and with damaged ones: "error" names them, "convert" stores their pixels in the form of the others as PNG
+            (and still refuses damaged ones), "skip" leaves them out with a warning.
+        shuffle: rows in random order, the same for the same `seed` and files; False: by path. Folders of one class
+            after another train badly.
+        seed: of that order.
+        storage_options: for the filesystems of URLs.
+        filesystem: a pyarrow or fsspec filesystem to read from and write to instead.
+        **options: those of `penstock.write`: `row_group_bytes`, `overwrite`, `resume`, `partition_by` ...
+
+    Raises:
+        DatasetNotFound: there is no such folder, or no image in it.
+        SchemaError: images do not fit together, or a caption names one that is not there.
+    """
+    one_of("misfits", misfits, ("error", "convert", "skip"))
+    where: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
+    fs, root = resolve(path, **where)
+    names = [name for name, _ in walk(fs, root) if not is_hidden(name)]
+    images = tuple(name for name in names if name.lower().endswith(ENDINGS))
+    if not images:
+        raise DatasetNotFound(f"no images in {root!r}; names that end in {', '.join(ENDINGS)} count")
+    table = find_captions(fs, root, names, images, captions)
+    classes = _classes(root, images, labels, has_table=table is not None and table.is_table)
+    folder = _look(fs, root, images, misfits)
+    rows = [row for row in _rows(folder.images, table) if row[0] in folder.facts]
+    if shuffle:
+        rows = [rows[i] for i in np.random.Generator(np.random.PCG64(seed)).permutation(len(rows))]
+    schema = _schema(folder, classes, table)
+    return write(_batches(folder, rows, (classes, table), schema), url, schema, **where, **options)
+
+
+def _classes(root: str, images: Sequence[str], labels: bool | None, *, has_table: bool) -> dict[str, int] | None:
+    """Return the number of each class folder, None where folders are no labels."""
+    outside = next((name for name in images if "/" not in name), None)
+    if labels is False or (labels is None and (outside is not None or has_table)):
+        return None
+    if outside is not None:
+        raise SchemaError(f"labels=True needs every image in a class folder; {outside!r} lies in {root!r} itself")
+    names = sorted({name.split("/", 1)[0] for name in images})
+    deep = all(name.count("/") > 1 for name in images)
+    if labels is None and deep and {name.lower() for name in names} <= _SPLITS:
+        raise SchemaError(
+            f"{root!r} holds the splits {', '.join(names)}, not classes; write each by itself: "
+            f"write_folder('{posixpath.join(root, names[0])}', ...), or pass labels=True or False"
+        )
+    return {name: number for number, name in enumerate(names)}
+
+
+def _rows(images: Sequence[str], table: Captions | None) -> list[tuple[str, int | None]]:
+    """Return image and caption of each row; several captions of one image give several rows."""
+    if table is None:
+        return [(name, None) for name in images]
+    return [(name, at) for name in images for at in table.rows.get(name, [None])]
+
+
+# --- one field for all images -----------------------------------------------------------------------------------------
+
+
+def _look(fs: FileSystem, root: str, images: tuple[str, ...], misfits: Misfits) -> _Folder:
+    """Look at the head of every image and decide what they have to be like."""
+
+    def facts(name: str) -> ImageFacts | str:
+        try:
+            with fs.open_input_file(posixpath.join(root, name)) as file:
+                head = bytes(file.read(HEAD_BYTES))
+                return facts_of_head(head) or facts_of_image(head + bytes(file.read()))
+        except (ValueError, OSError) as error:
+            return str(error)
+
+    with ThreadPoolExecutor(threads_for(fs)) as pool:
+        found = dict(zip(images, progress(pool.map(facts, images), f"looking at {root}"), strict=True))
+    good = {name: fact for name, fact in found.items() if isinstance(fact, ImageFacts)}
+    if not good:
+        name, reason = next(iter(found.items()))
+        raise SchemaError(f"none of the {len(images)} images in {root!r} can be read; {name!r}: {reason}")
+    [(kind, _)] = Counter((fact.channels, fact.dtype) for fact in good.values()).most_common(1)
+    fitting = {name: fact for name, fact in good.items() if (fact.channels, fact.dtype) == kind}
+    like = next(iter(fitting.values()))
+    if len(fitting) < len(images):
+        fitting |= _handle_misfits(root, {n: f for n, f in found.items() if n not in fitting}, like, misfits)
+    return _Folder(fs, root, images, fitting, like)
+
+
+def _handle_misfits(
+    root: str, others: Mapping[str, ImageFacts | str], like: ImageFacts, misfits: Misfits
+) -> dict[str, ImageFacts]:
+    """Return the images that are to be converted; refuse the others, or warn that they are left out."""
+    reasons = [f"{name!r} ({_describe(fact)})" for name, fact in others.items()]
+    told = f"{', '.join(reasons[:3])}{f' and {len(reasons) - 3} more' if len(reasons) > 3 else ''}"
+    if misfits == "skip":
+        text = f"{len(others)} images of {root} are left out: {told}"
+        warnings.warn(text, PenstockWarning, stacklevel=5)
+        return {}
+    if misfits == "error":
+        raise SchemaError(
+            f"most images in {root!r} are {_describe(like)}, and these are not: {told}; convert them, or pass "
+            "misfits='convert' or misfits='skip'"
+        )
+    return {name: _converted_facts(fact, like) for name, fact in others.items()}
+
+
+def _describe(fact: ImageFacts | str) -> str:
+    if isinstance(fact, str):
+        return fact
+    return f"{'grey' if fact.channels == 1 else 'RGB'} of {np.dtype(fact.dtype).name}"
+
+
+def _converted_facts(fact: ImageFacts | str, like: ImageFacts) -> ImageFacts:
+    """Return what an image will be once it is converted; a size that only its pixels tell counts as another one."""
+    height, width = (-1, -1) if isinstance(fact, str) else (fact.height, fact.width)
+    return ImageFacts("png", height, width, like.channels, like.dtype)
+
+
+def convert(data: bytes, like: ImageFacts) -> bytes:
+    """Return an image as PNG with other channels or depth; ValueError where no library here reads it."""
+    pixels = _pixels(data)
+    if pixels.dtype == np.uint16 and like.dtype is np.uint8:
+        pixels = (pixels >> 8).astype(np.uint8)
+    elif pixels.dtype == np.uint8 and like.dtype is np.uint16:
+        pixels = pixels.astype(np.uint16) * 257
+    if pixels.ndim == 2 and like.channels == 3:
+        pixels = np.repeat(pixels[..., None], 3, axis=2)
+    elif pixels.ndim == 3 and like.channels == 1:
+        pixels = np.rint(pixels @ np.array([0.299, 0.587, 0.114])).astype(pixels.dtype)
+    return decoders.encode_image(pixels, "png", 0)
+
+
+def _pixels(data: bytes) -> Any:
+    try:
+        return decoders.decode_image(data)
+    except ValueError:
+        pillow = decoders.library("PIL.Image")
+        if pillow is None:
+            raise
+    try:
+        with pillow.open(BytesIO(data)) as image:
+            return np.asarray(image.convert("RGB"))  # alpha is dropped, palettes and CMYK become colours
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"damaged, or no image: {error}") from error
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _schema(folder: _Folder, classes: Mapping[str, int] | None, table: Captions | None) -> Unischema:
+    fields = [image_field("image", list(folder.facts.values()), nullable=False)]
+    if any(fact.height < 0 for fact in folder.facts.values()):
+        fields[0] = fields[0]._replace(shape=(None, None, *fields[0].shape[2:]))
+    if classes is not None:
+        fields.append(UnischemaField("label", np.int32, (), ScalarCodec(), False))
+        fields.append(UnischemaField("label_name", np.str_, (), ScalarCodec(), False))
+    if table is not None:
+        fields += infer_unischema(table.columns.schema).fields.values()
+    fields.append(UnischemaField("path", np.str_, (), ScalarCodec(), False))
+    names = [field.name for field in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaError(
+                f"the table of captions has a column {name!r}, which the images have too; rename it"
+                + (", or pass labels=False" if name.startswith("label") else "")
+            )
+    return Unischema("images", fields)
+
+
+def _batches(
+    folder: _Folder,
+    rows: Sequence[tuple[str, int | None]],
+    said: tuple[Mapping[str, int] | None, Captions | None],
+    schema: Unischema,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in their order; files are read in threads, a bounded number of bytes ahead."""
+    stored = arrow_schema(schema)
+    threads = threads_for(folder.fs)
+    with ThreadPoolExecutor(threads, thread_name_prefix="penstock-read") as pool:
+        ahead: deque[Any] = deque()
+        for group in _groups(folder, rows):
+            ahead.append(pool.submit(_batch, folder, group, said, stored))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    if not rows:
+        yield pa.RecordBatch.from_pylist([], schema=stored)
+
+
+def _groups(folder: _Folder, rows: Sequence[tuple[str, int | None]]) -> Iterator[list[tuple[str, int | None]]]:
+    group: list[tuple[str, int | None]] = []
+    size = 0
+    for row in rows:
+        group.append(row)
+        fact = folder.facts[row[0]]
+        size += abs(fact.height * fact.width * fact.channels) // 4  # a guess: what matters is the order of magnitude
+        if size >= _BATCH_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _batch(folder: _Folder, rows: Any, said: tuple[Any, Captions | None], stored: pa.Schema) -> pa.RecordBatch:
+    classes, table = said
+    names = [name for name, _ in rows]
+    columns: dict[str, Any] = {"image": [_image(folder, name) for name in names], "path": names}
+    if classes is not None:
+        columns["label_name"] = [name.split("/", 1)[0] for name in names]
+        columns["label"] = [classes[name] for name in columns["label_name"]]
+    if table is not None:
+        taken = table.columns.take(pa.array([at for _, at in rows], pa.int64()))
+        columns |= {name: taken.column(name).combine_chunks() for name in taken.column_names}
+    arrays = [_as_array(columns[field.name], field.type) for field in stored]
+    return pa.RecordBatch.from_arrays(arrays, schema=stored)
+
+
+def _as_array(values: Any, kind: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    if isinstance(values, pa.Array):
+        return values if values.type == kind else values.cast(kind)
+    return pa.array(values, kind)
+
+
+def _image(folder: _Folder, name: str) -> bytes:
+    data = folder.read(name)
+    try:
+        fact = facts_of_head(data) or facts_of_image(data)
+        if (fact.channels, fact.dtype) == (folder.kind.channels, folder.kind.dtype):
+            return data
+    except ValueError:
+        pass  # alpha, or damaged: `convert` knows, or says so
+    try:
+        return convert(data, folder.kind)
+    except ValueError as error:
+        raise SchemaError(f"{posixpath.join(folder.root, name)} cannot be converted: {error}; remove it") from error

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from penstock.doctor.checks import Wanted
     from penstock.plan.plan import Plan
 
-NAMES = ("label", "labels", "class", "class_id", "cls", "target", "y", "category", "label_id", "target_id", "noun_id")
+NAMES = ("label", "labels", "class", "class_id", "cls", "target", "y", "category", "label_id", "target_id")
 SAMPLES = 64
 """Row groups that are looked at."""
+MOST_ROWS = 1 << 16
+"""Rows of each of them."""
 TRIALS = 32
 """Batches drawn of each kind."""
 SORTED = 0.5
@@ -92,7 +94,7 @@ def read_labels(source: ParquetSource, label: str) -> list[NDArray[np.int64]]:
     codes: dict[Any, int] = {}
     found = []
     for chunk in chosen.tolist():
-        column = source.read_chunk(chunk, [label]).column(0).combine_chunks().dictionary_encode()
+        column = source.read_chunk(chunk, [label]).column(0).slice(0, MOST_ROWS).combine_chunks().dictionary_encode()
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
         words = [codes.setdefault(value, len(codes)) for value in [*column.dictionary.to_pylist(), None]]

@@ -120,11 +120,17 @@ def _text(path: Any) -> str:
 
 def _inputs(inputs: Any, store: Store) -> list[_Input]:
     if isinstance(inputs, str | os.PathLike):
-        return [one for text in expand_braces(_text(inputs)) for one in _found(text, store)]
+        texts = expand_braces(_text(inputs))
+        # Numbered names are taken at their word: asking a store for each of them would take longer than the listing.
+        looked = [_found(text, store) if len(texts) == 1 or has_magic(text) else [_named(text)] for text in texts]
+        return [one for found in looked for one in found]
     if not isinstance(inputs, Iterable):
         raise PlanError(f"inputs are a path, a pattern, a folder or a list of paths; got {inputs!r}")
-    texts = [_text(one) for one in inputs]
-    return [_Input(text, posixpath.basename(text.rstrip("/"))) for text in texts]
+    return [_named(_text(one)) for one in inputs]
+
+
+def _named(text: str) -> _Input:
+    return _Input(text, posixpath.basename(text.replace(os.sep, "/").rstrip("/")))
 
 
 def _found(text: str, store: Store) -> list[_Input]:
@@ -141,7 +147,7 @@ def _found(text: str, store: Store) -> list[_Input]:
         if not names:
             raise DatasetNotFound(f"the folder {text!r} holds no files (hidden names do not count)")
         return [_Input(_like(text, path, posixpath.join(path, name)), name) for name in names]
-    return [_Input(text, posixpath.basename(path))]
+    return [_named(text)]
 
 
 def _like(source: str, path: str, found: str) -> str:

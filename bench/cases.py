@@ -26,8 +26,14 @@ class Case:
     """Epochs of one measured run, opening included; several, where one is too short to measure."""
     aim: float
     """Share of the limit that is wanted."""
-    face: Literal["native", "rows", "frames"] = "native"
-    """Who reads: `Dataset.loader`, `make_reader` row by row, or `make_batch_reader` with a pandas identity."""
+    face: Literal["native", "rows", "frames", "torch", "workers", "tensorflow", "jax"] = "native"
+    """Who reads: `Dataset.loader`, `make_reader` row by row, `make_batch_reader` with a pandas identity, the loader of
+    a framework, or torch's own `DataLoader` with two worker processes."""
+
+    @property
+    def framework(self) -> str | None:
+        """The framework that it needs."""
+        return {"torch": "torch", "workers": "torch", "tensorflow": "tensorflow", "jax": "jax"}.get(self.face)
 
 
 CASES = (
@@ -102,6 +108,31 @@ CASES = (
         epochs=3,
         aim=0.5,
         face="frames",
+    ),
+    *(
+        Case(
+            name=f"jpeg-{face}",
+            title=f"JPEGs of 256x256, shuffled, {words}",
+            dataset="p_jpeg",
+            epochs=2,
+            aim=aim,
+            face=face,
+        )
+        for face, words, aim in (
+            ("torch", "PyTorch tensors", 0.85),
+            ("workers", "torch's `DataLoader(num_workers=2)`", 0.7),
+            ("tensorflow", "`tf.data`", 0.75),
+            ("jax", "JAX arrays", 0.8),
+        )
+    ),
+    Case(
+        name="table-torch",
+        title="2,000,000 rows x 40 scalar columns, shuffled, PyTorch tensors",
+        dataset="table",
+        batch_size=4096,
+        epochs=3,
+        aim=0.4,
+        face="torch",
     ),
     Case(name="open", title="3,678 small files, opened", dataset="small_files", epochs=0, shuffle=False, aim=0.5),
 )

@@ -9,10 +9,11 @@ Usage: `python bench/ours.py DATA WORKLOAD` prints one line of JSON.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cases import Case, find
@@ -21,12 +22,18 @@ from limit import peak_bytes
 import penstock
 from penstock.petastorm import TransformSpec, make_batch_reader, make_reader
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def measure(case: Case, data: Path) -> dict[str, Any]:
     """Do the work once and return what it took; `rows` is the number of files where only opening is measured."""
-    start = time.perf_counter()
     folder = data / case.dataset
-    if case.face != "native":
+    make = _framework(case) if case.framework else None
+    start = time.perf_counter()
+    if make is not None:
+        rows, first, stats, total = _read_framework(make, folder, case, start)
+    elif case.face != "native":
         rows, first, stats, total = _read_petastorm(folder, case, start)
     else:
         dataset = penstock.open(str(folder))
@@ -52,6 +59,37 @@ def _read(dataset: penstock.Dataset, case: Case, start: float) -> tuple[int, flo
             rows += len(arrays[0])
             held = [*held[-1:], batch]
         return rows, first, str(loader.stats())
+
+
+def _framework(case: Case) -> Callable[..., Any]:
+    """Import a framework and return its loader."""
+    if case.face == "workers":
+        from torch.utils.data import DataLoader
+
+        from penstock.torch import Batches
+
+        return lambda *args, **options: DataLoader(Batches(*args, **options), batch_size=None, num_workers=2)
+    module = importlib.import_module(f"penstock.{case.framework}")
+    if case.framework == "tensorflow":
+        importlib.import_module("tensorflow").zeros(1)  # its first use takes a second
+    if case.framework == "jax":
+        importlib.import_module("jax").devices()
+    loader: Callable[..., Any] = module.loader
+    return loader
+
+
+def _read_framework(make: Callable[..., Any], folder: Path, case: Case, start: float) -> tuple[int, Any, None, int]:
+    dataset = penstock.open(str(folder))
+    options = {"batch_size": case.batch_size, "shuffle": case.shuffle, "epochs": case.epochs}
+    rows, first, held = 0, None, []
+    for batch in make(dataset, **options, seed=1, rank=0, world=1):
+        if first is None:
+            first = time.perf_counter() - start
+        rows += int(next(iter(batch.values())).shape[0])
+        held = [*held[-1:], batch]
+    if case.framework == "jax":
+        importlib.import_module("jax").block_until_ready(held)
+    return rows, first, None, len(dataset)
 
 
 def _read_petastorm(folder: Path, case: Case, start: float) -> tuple[int, float | None, str, int]:

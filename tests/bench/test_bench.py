@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ def load(name: str) -> ModuleType:
 
 
 data, cases, limit, ours, run, resume = map(load, ("data", "cases", "limit", "ours", "run", "resume"))
+user = load("petastorm_user")
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +99,24 @@ def test_a_dataset_that_is_there_is_left_alone(folder: Path) -> None:
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_limit_and_penstock_do_the_same_work(folder: Path, keep_cpu_count: None, case: Any) -> None:
-    if case.face == "frames":
-        pytest.importorskip("pandas")
+    needs = "pandas" if case.face == "frames" else case.framework
+    if needs:
+        pytest.importorskip(needs)
     results = [module.measure(case, folder) for module in (limit, ours)]
     expected = case.epochs * TINY[case.dataset][0] or TINY[case.dataset][2]
     assert [result["rows"] for result in results] == [expected, expected]
     for result in results:
         assert result["seconds"] >= result["first_s"] > 0
         assert result["peak_bytes"] > 1 << 20
+
+
+def test_one_program_reads_with_either_package(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    shutil.copytree(folder, tmp_path / "data")
+    for name in ("p_jpeg", "p_mnist", "table"):
+        data.make_readable_by_petastorm(tmp_path / "data" / name)
+    for case, name in (("jpeg", "p_jpeg"), ("npy", "p_mnist"), ("table", "table")):
+        assert user.measure("penstock.petastorm", tmp_path / "data", case)["rows"] == TINY[name][0]
 
 
 def test_the_limit_decodes_what_opencv_decodes(folder: Path) -> None:

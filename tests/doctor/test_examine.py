@@ -68,9 +68,19 @@ def test_too_few_row_groups_for_the_ranks(tmp_path: Path) -> None:
     found = {finding.code: finding for finding in report.findings}
     few = found["few-row-groups"]
     assert few.severity == "problem"
-    assert few.numbers["read_factor"] > 3 * few.numbers["read_factor_rewritten"]
-    assert report.rewrite_command == f"penstock rewrite {tmp_path}/d OUT --row-group-bytes 8KiB"
+    assert few.numbers["read_factor"] > 4 > 1.3 > few.numbers["read_factor_rewritten"]
+    assert report.rewrite_command == f"penstock rewrite {tmp_path}/d OUT --row-group-bytes 4KiB"
+    assert "lanes=16" in few.cure
     assert "few-row-groups" not in codes(examine(tmp_path / "d", world=1, **SMALL))
+    [one] = examine(make(tmp_path / "one", ROWS), world=4, row_group_bytes=1 << 14).problems  # all fits the window
+    assert (one.code, round(one.numbers["read_factor"])) == ("few-row-groups", 4)
+
+
+def test_lanes_that_fit_the_ranks_are_a_note(tmp_path: Path) -> None:
+    report = examine(make(tmp_path / "d", 1000), world=8, row_group_bytes=1 << 14)  # all fits the window: one lane
+    assert report.ok
+    assert "with lanes=8" in report.notes[0]
+    assert "instead of 8.00 times" in report.notes[0]
 
 
 def test_sorted_by_label(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,18 @@ STORE_S, STORE_READS = 0.03, 32
 """What effects on a store are computed with: an answer takes 30 ms, 32 are asked for at a time."""
 
 
+WORTH_IT = 0.9
+"""Another setting is named only if it brings what ranks read down this far."""
+
+
+class Reads(NamedTuple):
+    """Bytes that all ranks together read over bytes needed, and the lanes to start the run with for that."""
+
+    factor: float
+    lanes: int | None
+    """None: those that the loader chooses by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The run that the dataset is judged for."""
@@ -48,10 +60,10 @@ class Wanted:
     """Bytes of a row group that are aimed at, in memory as Arrow."""
     window_bytes: int
 
-    def plan(self, counts: NDArray[np.int64], row_bytes: float) -> Plan:
+    def plan(self, counts: NDArray[np.int64], row_bytes: float, lanes: int | None = None) -> Plan:
         """Return what a shuffled run over such row groups would do."""
-        lanes = choose_lanes(counts, row_bytes=row_bytes, window_bytes=self.window_bytes, lanes=None)
-        order = Order("lanes", 0, lanes.lanes, lanes.block)
+        chosen = choose_lanes(counts, row_bytes=row_bytes, window_bytes=self.window_bytes, lanes=lanes)
+        order = Order("lanes", 0, chosen.lanes, chosen.block)
         sizes = Sizes(row_bytes, row_bytes, row_bytes, self.window_bytes)
         share = Share(0, self.world, self.batch_size, "drop", False)
         cursor = Cursor.start(0, order, int(counts.sum()))
@@ -63,15 +75,26 @@ class Wanted:
         full, rest = divmod(rows, each)
         return np.array([each] * full + [rest] * (rest > 0), np.int64)
 
+    def reads(self, counts: NDArray[np.int64], row_bytes: float) -> Reads:
+        """Return the least that all ranks read, with lanes that fit the ranks where that helps."""
+        most = int(self.window_bytes // (2 * max(typical_rows(counts), 1) * max(row_bytes, 1.0)))
+        best = Reads(self.plan(counts, row_bytes).read_factor, None)
+        for lanes in (self.world, 2 * self.world, 3 * self.world):
+            if 1 < lanes <= min(most, len(counts)):
+                factor = self.plan(counts, row_bytes, lanes).read_factor
+                best = Reads(factor, lanes) if factor < WORTH_IT * best.factor else best
+        return best
+
     def aim(self, rows: int, row_bytes: float) -> Wanted:
         """Return the same with the row-group size that suits it: as wished, or down to an eighth for many ranks."""
         best, least = self, math.inf
         for shift in range(4):
             trial = replace(self, row_group_bytes=max(1, self.row_group_bytes >> shift))
-            plan = trial.plan(trial.rewritten(rows, row_bytes), row_bytes)
-            if plan.read_factor < 0.9 * least:  # smaller ones must be worth it
-                best, least = trial, plan.read_factor
-            if least <= READ_FACTOR and not _poorly_mixed(plan):
+            counts = trial.rewritten(rows, row_bytes)
+            factor = trial.reads(counts, row_bytes).factor
+            if factor < WORTH_IT * least:
+                best, least = trial, factor
+            if least <= READ_FACTOR and not _poorly_mixed(trial.plan(counts, row_bytes)):
                 break
         return best
 
@@ -119,8 +142,22 @@ def check_groups(facts: Facts, row_bytes: float, wanted: Wanted) -> Iterator[Fin
         yield _small(typical, len(counts), then.num_chunks, aim)
     elif _poorly_mixed(now) and not _poorly_mixed(then):
         yield _large(typical, now, then, aim)
-    if now.read_factor > max(READ_FACTOR, 1.1 * then.read_factor):
-        yield _few(len(counts), now, then, aim)
+    reads = wanted.reads(counts, row_bytes), aim.reads(aim.rewritten(int(counts.sum()), row_bytes), row_bytes)
+    if reads[0].factor > READ_FACTOR and reads[1].factor < WORTH_IT * reads[0].factor:
+        yield _few(len(counts), *reads, aim)
+
+
+def note_lanes(facts: Facts, row_bytes: float, wanted: Wanted) -> Iterator[str]:
+    """Yield a note where the layout is good for the ranks, but only with lanes that the user has to name."""
+    counts = facts.group_rows
+    if float(counts.sum()) * row_bytes <= wanted.row_group_bytes:
+        return
+    reads, plain = wanted.reads(counts, row_bytes), wanted.plan(counts, row_bytes).read_factor
+    if reads.lanes is not None and plain > READ_FACTOR:
+        yield (
+            f"start a run of {wanted.world:,} ranks with lanes={reads.lanes}: together they read {reads.factor:.2f} "
+            f"times the bytes needed, instead of {plain:.2f} times"
+        )
 
 
 def _poorly_mixed(plan: Plan) -> bool:
@@ -132,7 +169,7 @@ def _large(typical: float, now: Plan, then: Plan, wanted: Wanted) -> Finding:
     mixing = (now.chunks_per_batch or 0.0, then.chunks_per_batch or 0.0)
     poor = _poorly_mixed(now)
     effect = (
-        f"a shuffled batch of {wanted.batch_size:,} draws from about {mixing[0]:,.0f} row groups "
+        f"a shuffled batch of {wanted.batch_size:,} draws from about {count_text(round(mixing[0]), 'row group')} "
         f"(rewritten: {mixing[1]:,.0f}); every read in flight takes about {size_text(READ_COST * typical)} of memory "
         f"(rewritten: {size_text(READ_COST * wanted.row_group_bytes)}), and a shuffle window of "
         f"{size_text(wanted.window_bytes)} holds {wanted.window_bytes / typical:,.1f} row groups"
@@ -164,16 +201,16 @@ def _small(typical: float, num_groups: int, rewritten: int, wanted: Wanted) -> F
     )
 
 
-def _few(num_groups: int, now: Plan, then: Plan, wanted: Wanted) -> Finding:
+def _few(num_groups: int, now: Reads, then: Reads, wanted: Wanted) -> Finding:
+    lanes = "" if then.lanes is None else f", and start the run with lanes={then.lanes}"
     return Finding(
         "few-row-groups",
-        "problem" if num_groups < wanted.world or now.read_factor >= 2 else "advice",
+        "problem" if num_groups < wanted.world or now.factor >= 2 else "advice",
         f"{count_text(num_groups, 'row group')} for {count_text(wanted.world, 'rank')} are few",
-        f"all ranks together read {now.read_factor:.2f} times the bytes needed in a shuffled epoch "
-        f"(rewritten: {then.read_factor:.2f}), because several of them read the same row groups",
-        "write more and smaller row groups; or start the run with more lanes= or a larger window_bytes=: penstock plan "
-        f"URL --shuffle --world {wanted.world} names them",
-        {"read_factor": now.read_factor, "read_factor_rewritten": then.read_factor, "world": wanted.world},
+        f"all ranks together read {now.factor:.2f} times the bytes needed in a shuffled epoch "
+        f"(rewritten: {then.factor:.2f}), because several of them read the same row groups",
+        f"write more and smaller row groups{lanes}; or use fewer ranks, or a larger window_bytes",
+        {"read_factor": now.factor, "read_factor_rewritten": then.factor, "world": wanted.world},
         wanted.flags,
     )
 
@@ -259,7 +296,7 @@ def check_metadata(facts: Facts) -> Iterator[Finding]:
             "no-schema",
             "advice",
             "no schema is stored with the dataset",
-            f"{count_text(len(names), 'binary column')} ({shown}) come as bytes: nothing says how to decode them",
+            f"nothing says how to decode {count_text(len(names), 'binary column')} ({shown}): bytes come out",
             "open with schema=Unischema(...), or store it once: penstock.petastorm.etl.petastorm_generate_metadata",
             {"binary_columns": len(names)},
         )

@@ -99,11 +99,13 @@ def _judge(
 ) -> tuple[list[Finding], list[str]]:
     row_bytes = opened.row_bytes()
     found = list(checks.check_groups(facts, row_bytes, wanted))
+    notes = list(checks.note_lanes(facts, row_bytes, wanted))
     name = find_label(opened.arrow_schema, label)
     if name is None:
-        return found, ["no column looks like a label, so that sorting was not looked at; --label COLUMN names one"]
+        notes.append("no column looks like a label, so that sorting was not looked at; --label COLUMN names one")
+        return found, notes
     plan = wanted.plan(facts.group_rows, row_bytes)
-    return found + list(check_label(opened, name, plan, wanted)), []
+    return found + list(check_label(opened, name, plan, wanted)), notes
 
 
 def _no_rows(facts: Facts) -> list[Finding]:

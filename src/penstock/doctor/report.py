@@ -56,7 +56,7 @@ class Report:
     findings: tuple[Finding, ...]
     """Problems first, then advice."""
     notes: tuple[str, ...] = field(default=())
-    """What was not looked at, and why."""
+    """What to know beside: what was not looked at, what to start the run with."""
 
     @property
     def problems(self) -> tuple[Finding, ...]:

@@ -17,7 +17,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 from penstock.errors import DatasetIncomplete
 
@@ -103,18 +103,24 @@ def refuse_marked(fs: FileSystem, path: str) -> None:
         raise incomplete(fs, path, f"{posixpath.dirname(moving)}/journal" if moving else posixpath.join(path, JOURNAL))
 
 
-def refuse_spark(path: str, names: Iterable[str]) -> None:
-    """Raise DatasetIncomplete if the names in a folder are those of a Spark job that runs, or died while it committed.
+def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
+    """Raise DatasetIncomplete if a folder is that of a Spark job that runs, or died while it committed.
 
-    Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last.
+    Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last. `names` are those of
+    the files in it; local listings do not enter hidden folders, so there it is asked for, which costs one look.
     """
     found = set(names)
-    if "_SUCCESS" not in found and any(name.startswith("_temporary/") for name in found):
+    if "_SUCCESS" in found:
+        return
+    temporary = any(name.startswith("_temporary/") for name in found)
+    if isinstance(fs, LocalFileSystem):
+        temporary = fs.get_file_info(posixpath.join(path, "_temporary")).type == FileType.Directory
+    if temporary:
         raise _by_spark(path, "delete _temporary and what lies beside it, and run the job again", "_temporary is there")
 
 
-def _by_spark(path: str, cure: str, why: str = "it failed") -> DatasetIncomplete:
-    return DatasetIncomplete(f"{path} is incomplete: a Spark job is still writing it, or {why}; {cure}")
+def _by_spark(path: str, cure: str, why: str = "it raised an error") -> DatasetIncomplete:
+    return DatasetIncomplete(f"{path} is incomplete: a Spark job is still writing it, or died ({why}); {cure}")
 
 
 def incomplete(fs: FileSystem, path: str, journal: str) -> DatasetIncomplete:

@@ -9,5 +9,13 @@ from penstock.schema.unischema import dict_to_spark_row, insert_explicit_nulls
 from penstock.spark.copy import copy_dataset
 from penstock.spark.materialize import materialize_dataset
 from penstock.spark.rdd import dataset_as_rdd
+from penstock.spark.write import write
 
-__all__ = ["copy_dataset", "dataset_as_rdd", "dict_to_spark_row", "insert_explicit_nulls", "materialize_dataset"]
+__all__ = [
+    "copy_dataset",
+    "dataset_as_rdd",
+    "dict_to_spark_row",
+    "insert_explicit_nulls",
+    "materialize_dataset",
+    "write",
+]

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.dataset.incomplete import MARKER
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.store_schema import store_schema
 from penstock.errors import DatasetNotFound, PenstockError, PlanError, SchemaError
@@ -23,7 +24,6 @@ from penstock.storage import is_hidden, resolve, walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MARKER = "_penstock_writing.json"
 _SUCCESS = "_SUCCESS"
 
 

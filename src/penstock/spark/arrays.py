@@ -1,0 +1,269 @@
+"""Arrow columns as Spark sends them, as cells of a field's codec: nested lists, ML vectors, raw bytes.
+
+Runs in Spark's Python workers, between `mapInArrow` and the writing of files. A column of equal shapes is taken as one
+block of memory, and plain arrays are laid out as `.npy` cells without a loop over rows; everything else goes through
+the codec row by row. What a column of binary holds already, encoded cells, is left as it is. Knows no Spark.
+"""
+
+from __future__ import annotations
+
+import math
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
+from penstock.errors import SchemaError
+from penstock.write.cells import array_of, encode_cell, refuse_null
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from penstock.schema.unischema import UnischemaField
+    from penstock.write.layout import Layout
+
+_VECTOR = ["type", "size", "indices", "values"]
+"""The struct that Spark's ML vectors are stored as; `type` is 0 for sparse ones and 1 for dense ones."""
+_BEGINNINGS: dict[Any, tuple[bytes, ...]] = {
+    NdarrayCodec: (b"\x93NUMPY",),
+    CompressedNdarrayCodec: (b"PK\x03\x04",),
+    CompressedImageCodec: (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"II*\x00", b"MM\x00*", b"BM", b"\x00\x00\x00\x0c"),
+}
+SLICE_BYTES = 64 << 20
+"""Bytes of a batch that are encoded at a time; cells of a column lie in one buffer with 32-bit offsets."""
+
+
+def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into stretches of about `SLICE_BYTES`, in order."""
+    step = max(1, batch.num_rows * SLICE_BYTES // max(int(batch.nbytes), 1))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
+
+
+def with_cells(batch: pa.RecordBatch, layout: Layout, first: int) -> pa.RecordBatch:
+    """Return a batch whose columns with a codec are encoded; `first` is the number of its first row, for errors."""
+    columns, fields = [], []
+    for stored, column in zip(batch.schema, batch.columns, strict=True):
+        made = column
+        if stored.name in layout.cells:
+            field = layout.unischema.fields[stored.name]
+            made = encoded(column, field, layout.columns.field(stored.name), first)
+        columns.append(made)
+        fields.append(pa.field(stored.name, made.type))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
+    """Return a column as cells of the field's codec.
+
+    Raises:
+        SchemaError: A row does not fit the field; names the row, the field, what is wanted and what came.
+    """
+    if pa.types.is_struct(column.type) and [child.name for child in column.type] == _VECTOR:
+        column = dense(column)
+    if _is_list(column.type):
+        return _from_lists(column, field, stored, first)
+    if (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)) and _is_raw(column, field):
+        return _from_raw(column, field, stored, first)
+    return column  # cells, or something that is refused where types are compared
+
+
+def dense(column: pa.StructArray) -> pa.Array:
+    """Return ML vectors as lists of their values, zeros included."""
+    kinds, values = column.field("type"), column.field("values")
+    if 0 not in kinds.unique().to_pylist():
+        return _masked(values, column)
+    sizes = column.field("size").to_pylist()
+    indices, rows = column.field("indices").to_pylist(), values.to_pylist()
+    found: list[NDArray[np.float64] | None] = []
+    for row, (kind, size, places) in enumerate(zip(kinds.to_pylist(), sizes, indices, strict=True)):
+        if not column[row].is_valid:
+            found.append(None)
+        elif kind == 1:
+            found.append(np.array(rows[row], np.float64))
+        else:
+            found.append(np.zeros(size))
+            found[-1][places] = rows[row]  # type: ignore[index]
+    return pa.array(found, pa.list_(pa.float64()))
+
+
+def _masked(values: pa.Array, column: pa.Array) -> pa.Array:
+    """Return a struct's field with the nulls of the struct."""
+    if not column.null_count:
+        return values
+    import pyarrow.compute as pc
+
+    return pc.if_else(column.is_valid(), values, pa.scalar(None, values.type))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+# -- raw bytes -----------------------------------------------------------------------------------------------------
+
+
+def _is_raw(column: pa.Array, field: UnischemaField) -> bool:
+    """Whether cells are the bare memory of arrays: of just that length, and not beginning like an encoded cell."""
+    size = _raw_bytes(field)
+    row = next((row for row in column if row.is_valid), None) if size else None
+    if row is None:
+        return False
+    cell = row.as_buffer()
+    return len(cell) == size and not cell.to_pybytes()[:16].startswith(_BEGINNINGS.get(type(field.codec), ()))
+
+
+def _raw_bytes(field: UnischemaField) -> int:
+    kind = field.numpy_dtype
+    plain = isinstance(kind, type) and issubclass(kind, np.number | np.bool_)
+    if not plain or None in field.shape:
+        return 0
+    return int(math.prod(size or 0 for size in field.shape) * np.dtype(kind).itemsize)
+
+
+def _from_raw(column: pa.Array, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
+    size, dtype = _raw_bytes(field), np.dtype(field.numpy_dtype)
+
+    def value(row: int) -> NDArray[Any]:
+        cell = column[row].as_buffer()
+        if len(cell) != size:
+            raise SchemaError(
+                f"row {first + row}, field {field.name!r}: {len(cell)} bytes, where {dtype} of shape {field.shape} has "
+                f"{size}; give raw bytes of that many, or cells that are encoded already, but not both in one column"
+            )
+        return np.frombuffer(cell, dtype).reshape([n or 0 for n in field.shape])
+
+    return _row_by_row(column, value, field, stored, first)
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+def _from_lists(column: pa.Array, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
+    levels, leaf = _levels(column)
+    _refuse_inner_nulls(column, levels[1:], leaf, field, first)
+    values = _leaf_values(leaf, field, first)
+    starts = [_starts(level) for level in levels]
+    sizes = None if column.null_count else _uniform(starts)
+    shape = None if sizes is None else _shaped(sizes, field)
+    if shape is not None and type(field.codec) is NdarrayCodec and values.dtype.kind in "biufc":
+        block = values.reshape(len(column), *shape)
+        encode_cell(field, block[0], first)  # one row stands for all: dtype and shape are theirs too
+        return npy_cells(block)
+    return _row_by_row(column, lambda row: _row(starts, values, row, field, first), field, stored, first)
+
+
+def _row_by_row(
+    column: pa.Array, value: Callable[[int], Any], field: UnischemaField, stored: pa.Field, first: int
+) -> pa.Array:
+    cells: list[Any] = []
+    for row, is_valid in enumerate(column.is_valid().to_numpy(zero_copy_only=False).tolist()):
+        if not is_valid:
+            refuse_null(field, first + row)
+        cells.append(encode_cell(field, value(row), first + row) if is_valid else None)
+    return array_of(cells, stored, first)
+
+
+def _levels(column: pa.Array) -> tuple[list[Any], pa.Array]:
+    """Return the list arrays from outside in, and the values at the bottom; slices are cut out of each level."""
+    levels = []
+    while _is_list(column.type):
+        if pa.types.is_fixed_size_list(column.type):
+            column = column.cast(pa.large_list(column.type.value_type))
+        levels.append(column)
+        begin, end = int(column.offsets[0].as_py()), int(column.offsets[-1].as_py())
+        column = column.values.slice(begin, end - begin)
+    return levels, column
+
+
+def _starts(level: Any) -> NDArray[np.int64]:
+    """Return where each list of a level begins, and the last ends, in its slice of the level below."""
+    offsets: NDArray[np.int64] = level.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    found: NDArray[np.int64] = offsets - offsets[0]
+    return found
+
+
+def _refuse_inner_nulls(column: pa.Array, inner: list[Any], leaf: pa.Array, field: UnischemaField, first: int) -> None:
+    if not leaf.null_count and not any(level.null_count for level in inner):
+        return
+    for row, value in enumerate(column.to_pylist()):
+        if value is not None and _has_null(value):
+            raise SchemaError(
+                f"row {first + row}, field {field.name!r}: the list holds a null, which an array cannot; give a value "
+                "in its place, or make the whole row null in a nullable field"
+            )
+
+
+def _has_null(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and any(map(_has_null, value)))
+
+
+def _leaf_values(leaf: pa.Array, field: UnischemaField, first: int) -> NDArray[Any]:
+    """Return the values in the field's dtype; floats may be rounded, but no number becomes another."""
+    kind, found = field.numpy_dtype, leaf
+    if isinstance(kind, type) and issubclass(kind, np.number | np.bool_) and kind is not np.float16:
+        try:
+            found = leaf.cast(pa.from_numpy_dtype(np.dtype(kind)))
+        except (pa.ArrowException, TypeError) as error:
+            raise SchemaError(
+                f"rows from {first}, field {field.name!r}: the lists hold {leaf.type}, the field wants "
+                f"{np.dtype(kind).name}: {error}; convert the column, or change the field"
+            ) from error
+    values: NDArray[Any] = found.to_numpy(zero_copy_only=False)
+    if isinstance(kind, type) and issubclass(kind, np.str_ | np.bytes_ | np.float16):  # Arrow casts to none of these
+        values = values.astype(kind)
+    return values
+
+
+def _uniform(starts: list[NDArray[np.int64]]) -> tuple[int, ...] | None:
+    """Return the sizes that all rows have in common, from outside in; None where they differ, or there is no row."""
+    sizes = []
+    for level in starts:
+        widths = np.diff(level)
+        if not len(widths) or (widths != widths[0]).any():
+            return None
+        sizes.append(int(widths[0]))
+    return tuple(sizes)
+
+
+def _shaped(sizes: tuple[int, ...], field: UnischemaField) -> tuple[int, ...]:
+    """Return the shape of a row: its own, but a flat list of the right length takes the field's."""
+    wanted = tuple(size for size in field.shape if size is not None)
+    if len(sizes) == 1 and len(wanted) == len(field.shape) > 1 and sizes[0] == math.prod(wanted):
+        return wanted
+    return sizes
+
+
+def _row(
+    starts: list[NDArray[np.int64]], values: NDArray[Any], row: int, field: UnischemaField, first: int
+) -> NDArray[Any]:
+    """Return one row as an array; its inner lists must have equal lengths."""
+    begin, end = row, row + 1
+    sizes = []
+    for depth, level in enumerate(starts):
+        widths = np.diff(level[begin : end + 1])
+        if depth and len(widths) and (widths != widths[0]).any():
+            raise SchemaError(
+                f"row {first + row}, field {field.name!r}: lists of {int(widths.min())} to {int(widths.max())} values "
+                f"in one row, wanted an array of shape {field.shape}; make them equally long"
+            )
+        sizes.append(int(widths[0]) if len(widths) else 0)
+        begin, end = int(level[begin]), int(level[end])
+    return values[begin:end].reshape(_shaped(tuple(sizes), field))
+
+
+def npy_cells(block: NDArray[Any]) -> pa.Array:
+    """Return rows of equal shape as `.npy` cells, byte for byte what `NdarrayCodec.encode` gives, without a loop."""
+    file = BytesIO()
+    np.save(file, block[0], allow_pickle=False)
+    payload = block[0].nbytes
+    header = np.frombuffer(file.getvalue(), np.uint8)[: file.tell() - payload]
+    cells = np.empty((len(block), len(header) + payload), np.uint8)
+    cells[:, : len(header)] = header
+    cells[:, len(header) :] = np.ascontiguousarray(block).reshape(len(block), -1).view(np.uint8)
+    offsets = np.arange(len(block) + 1, dtype=np.int32) * np.int32(cells.shape[1])
+    return pa.Array.from_buffers(pa.binary(), len(block), [None, pa.py_buffer(offsets), pa.py_buffer(cells)])

@@ -1,0 +1,176 @@
+"""`penstock.spark.write`: DataFrames to datasets through Arrow, on the executors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("pyspark")
+
+import penstock
+import penstock.spark
+from penstock import Unischema, UnischemaField
+from penstock.codecs import CompressedImageCodec, NdarrayCodec
+from penstock.errors import ColumnNotFound, DatasetExists, DatasetNotFound, SchemaError
+from penstock.petastorm import make_reader
+from penstock.petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
+from penstock.petastorm.unischema import dict_to_spark_row
+from tests.spark.common import EVERY, assert_rows, every_row, url_of
+
+POINTS = Unischema(
+    "Points",
+    [
+        UnischemaField("id", np.int64, (), None, False),
+        UnischemaField("label", np.str_, (), None, True),
+        UnischemaField("points", np.float32, (4, 3), NdarrayCodec(), False),
+        UnischemaField("tail", np.uint8, (None,), NdarrayCodec(), True),
+        UnischemaField("image", np.uint8, (2, 2), CompressedImageCodec("png"), True),
+    ],
+)
+DDL = "id long, label string, points array<array<float>>, tail array<int>, image binary"
+
+
+def row_of(i):
+    points = np.random.default_rng(i).random((4, 3)).astype(np.float32)
+    row = {"id": i, "label": f"c{i % 2}", "points": points}
+    return row | ({"tail": np.arange(i % 4, dtype=np.uint8), "image": np.full((2, 2), i, np.uint8)} if i % 3 else {})
+
+
+def plain(row):
+    """Return a row as Spark holds plain values: lists, raw bytes."""
+    tail, image = row.get("tail"), row.get("image")
+    return (
+        row["id"],
+        row["label"],
+        row["points"].tolist(),
+        None if tail is None else tail.tolist(),
+        None if image is None else bytearray(image.tobytes()),
+    )
+
+
+def points_frame(spark, rows, slices=3):
+    return spark.createDataFrame(spark.sparkContext.parallelize([plain(row) for row in rows], slices), DDL)
+
+
+def rows_at(url):
+    with make_reader(url, shuffle_row_groups=False) as reader:
+        return list(reader)
+
+
+def test_lists_and_raw_bytes_are_encoded_in_order(spark, tmp_path):
+    rows = [row_of(i) for i in range(30)]
+    written = penstock.spark.write(points_frame(spark, rows), tmp_path / "set", POINTS)
+    assert (written.rows, written.files) == (30, 3)
+    found = rows_at(url_of(tmp_path / "set"))
+    assert [row.id for row in found] == list(range(30))
+    assert_rows(found, rows)
+    pairs = pq.read_metadata(tmp_path / "set" / "_common_metadata").metadata
+    assert {UNISCHEMA_KEY, ROW_GROUPS_PER_FILE_KEY} <= pairs.keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
+
+
+def test_cells_that_are_encoded_already_are_kept_and_partitions_are_folders(spark, tmp_path):
+    rows = [every_row(i) for i in range(24)]
+    encoded = spark.createDataFrame([dict_to_spark_row(EVERY, row) for row in rows], EVERY.as_spark_schema())
+    penstock.spark.write(encoded.coalesce(2), url_of(tmp_path / "set"), EVERY, partition_by="part")
+    assert sorted(path.name for path in (tmp_path / "set").iterdir() if path.is_dir()) == [
+        "part=p0",
+        "part=p1",
+        "part=p2",
+    ]
+    assert_rows(rows_at(url_of(tmp_path / "set")), rows)
+
+
+def test_row_groups_and_files_have_the_sizes_asked_for(spark, tmp_path):
+    frame = spark.range(1000).selectExpr("id", "transform(sequence(0, 11), x -> cast(id + x as float)) as points")
+    schema = Unischema("Flat", [POINTS.id, POINTS.points])
+    written = penstock.spark.write(
+        frame.coalesce(1), tmp_path / "set", schema, row_group_bytes=20_000, rows_per_file=400
+    )
+    assert written.files == 3
+    ds = penstock.open(tmp_path / "set")
+    assert [rows for _, _, rows in ds.chunks[:-1]][:2] == [108, 108]
+    assert ds[7]["points"].tolist() == (np.arange(12, dtype=np.float32) + 7).reshape(4, 3).tolist()
+
+
+def test_ml_vectors_dense_and_sparse(spark, tmp_path):
+    from pyspark.ml.linalg import Vectors
+
+    schema = Unischema(
+        "V",
+        [UnischemaField("id", np.int64, (), None, False), UnischemaField("v", np.float32, (3,), NdarrayCodec(), True)],
+    )
+    rows = [(0, Vectors.dense(1, 2, 3)), (1, Vectors.sparse(3, {1: 5.0})), (2, None)]
+    penstock.spark.write(spark.createDataFrame(rows, ["id", "v"]), tmp_path / "set", schema)
+    ds = penstock.open(tmp_path / "set")
+    assert [None if ds[i]["v"] is None else ds[i]["v"].tolist() for i in range(3)] == [[1, 2, 3], [0, 5, 0], None]
+
+
+def test_what_is_there_stays_unless_overwritten(spark, tmp_path):
+    frame = points_frame(spark, [row_of(i) for i in range(4)], 1)
+    penstock.spark.write(frame, tmp_path / "set", POINTS)
+    with pytest.raises(DatasetExists, match="overwrite=True"):
+        penstock.spark.write(frame, tmp_path / "set", POINTS)
+    penstock.spark.write(frame.limit(2), tmp_path / "set", POINTS, overwrite=True)
+    assert len(penstock.open(tmp_path / "set")) == 2
+
+
+def test_an_empty_frame_is_an_empty_dataset(spark, tmp_path):
+    penstock.spark.write(points_frame(spark, [row_of(1)]).where("id < 0"), tmp_path / "set", POINTS)
+    assert len(penstock.open(tmp_path / "set")) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ("named_struct('a', 1)", SchemaError, r"partition \d+ of the DataFrame.*'points'"),
+        ("array(array(1.0f), array(1.0f, 2.0f))", SchemaError, r"row \d+, field 'points'.*lists of 1 to 2"),
+        ("array(1.0f, null)", SchemaError, r"row \d+, field 'points'.*holds a null"),
+        ("array(1.0f, 2.0f)", SchemaError, r"row \d+, field 'points'.*\(4, 3\)"),
+        ("cast(null as array<float>)", SchemaError, r"row \d+, field 'points'.*a value is needed"),
+        ("array('x')", SchemaError, r"'points'.*lists hold string"),
+    ],
+)
+def test_a_row_that_does_not_fit_names_partition_row_and_field(spark, tmp_path, change, error, match):
+    frame = points_frame(spark, [row_of(i) for i in range(3)], 1).selectExpr("id", f"{change} as points")
+    with pytest.raises(error, match=match):
+        penstock.spark.write(frame, tmp_path / "set", POINTS)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DatasetNotFound):
+        penstock.open(tmp_path / "set")
+
+
+def test_columns_are_checked_before_a_job_runs(spark, tmp_path):
+    frame = points_frame(spark, [row_of(1)], 1)
+    with pytest.raises(ColumnNotFound, match="no field 'extra'"):
+        penstock.spark.write(frame.selectExpr("*", "1 as extra"), tmp_path / "set", POINTS)
+    with pytest.raises(SchemaError, match=r"'points'.*a value is needed"):
+        penstock.spark.write(frame.select("id"), tmp_path / "set", POINTS)
+    with pytest.raises(SchemaError, match="Unischema; got str"):
+        penstock.spark.write(frame, tmp_path / "set", "schema")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_attempts_that_failed_leave_no_rows_behind(spark, tmp_path):
+    """A task that dies after it has written files is run again; the files of its first attempt are not counted."""
+    from pyarrow.fs import LocalFileSystem
+
+    from penstock.schema.arrow import arrow_schema
+    from penstock.spark.write import _remove_others, _run, _Target, _Task
+    from penstock.write.layout import plan_layout
+    from penstock.write.options import WriteOptions
+    from penstock.write.place import Place
+    from penstock.write.stage import choose
+
+    options = WriteOptions(1 << 20, 2, (), False, "auto")
+    stage = choose(Place(LocalFileSystem(), str(tmp_path / "set")), options)
+    layout = plan_layout(POINTS, arrow_schema(POINTS), ())
+    task = _Task(_Target(str(tmp_path / "set"), None, None, stage.data), layout, options)
+    frame = points_frame(spark, [row_of(i) for i in range(10)], 2)
+    first, second = _run(frame, task), _run(frame, task)
+    assert {file.path for file in first}.isdisjoint(file.path for file in second)
+    assert sum(file.rows for file in second) == 10
+    _remove_others(stage, {file.path for file in second})
+    left = sorted(path.name for path in (tmp_path / stage.data).glob("*.parquet"))
+    assert left == [file.path for file in second]

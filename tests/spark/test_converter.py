@@ -71,8 +71,8 @@ def test_a_folder_with_blanks_and_escapes_is_the_same_for_spark_and_for_readers(
     converter = make_spark_converter(spark.range(10))
     assert folder_of(converter).parent == tmp_path / "a b%20c"
     assert sorted(table_of(converter)["id"].to_pylist()) == list(range(10))
-    with converter.make_torch_dataloader(num_epochs=1, batch_size=10) as loader:
-        assert sorted(next(iter(loader))["id"].tolist()) == list(range(10))
+    assert sorted(penstock.open(converter.file_urls).take(range(10))["id"].tolist()) == list(range(10))
+    assert sorted(penstock.open(converter.cache_dir_url).take(range(10))["id"].tolist()) == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,7 @@ def test_compression(spark, cache, codec, stored) -> None:
     converter = make_spark_converter(spark.range(1000), compression_codec=codec)
     footer = pq.read_metadata(unquote(urlsplit(converter.file_urls[0]).path))
     assert footer.row_group(0).column(0).compression == stored
-    with converter.make_torch_dataloader(num_epochs=1, batch_size=1000) as loader:
-        assert next(iter(loader))["id"].sum() == 499500
+    assert penstock.open(converter.file_urls).take(range(1000))["id"].sum() == 499500
 
 
 def test_row_groups_have_the_size_asked_for(spark, cache) -> None:
@@ -274,11 +273,11 @@ def test_values_that_are_drawn_or_tell_the_time_are_never_taken_from_before(spar
 
 
 def test_local_rows_count_by_their_values(spark, cache) -> None:
-    pandas = pytest.importorskip("pandas")
-    one, other = pandas.DataFrame({"x": [1, 2]}), pandas.DataFrame({"x": [1, 3]})
-    first = make_spark_converter(spark.createDataFrame(one))
-    assert make_spark_converter(spark.createDataFrame(one)).cache_dir_url == first.cache_dir_url
-    assert make_spark_converter(spark.createDataFrame(other)).cache_dir_url != first.cache_dir_url
+    def make(values):
+        return make_spark_converter(spark.sql(f"select * from values {values} as rows(x)")).cache_dir_url
+
+    assert make("(1), (2)") == make("(1), (2)")
+    assert make("(1), (3)") != make("(1), (2)")
 
 
 def test_functions_of_the_user_count_by_what_they_do(spark, cache) -> None:
@@ -443,6 +442,7 @@ def test_a_forked_child_deletes_nothing_when_it_ends(spark, cache) -> None:
 
 
 def test_a_converter_is_pickled_to_processes_without_spark(spark, cache) -> None:
+    pytest.importorskip("torch")
     converter = make_spark_converter(spark.range(20).withColumn("v", F.array(F.lit(1.0), F.lit(2.0))))
     copy = pickle.loads(pickle.dumps(converter))
     assert (copy.cache_dir_url, copy.file_urls, len(copy)) == (converter.cache_dir_url, converter.file_urls, 20)
@@ -471,6 +471,7 @@ def elsewhere(converter, delete: str = "") -> str:
 
 
 def test_spark_workers_read_through_a_converter(spark, cache) -> None:
+    pytest.importorskip("torch")
     converter = make_spark_converter(spark.range(30))
 
     def read(shard):
@@ -486,8 +487,7 @@ def test_a_path_of_parquet_files_needs_neither_spark_nor_the_setting(tmp_path) -
     penstock.write({"x": np.arange(10)}, tmp_path / "plain")
     converter = make_spark_converter(str(tmp_path / "plain"))
     assert len(converter) == 10
-    with converter.make_torch_dataloader(num_epochs=1, batch_size=4) as loader:
-        assert sorted(int(one) for batch in loader for one in batch["x"]) == list(range(10))
+    assert converter.file_urls == [converter.cache_dir_url] == [(tmp_path / "plain").as_uri()]
     assert len(make_spark_converter(tmp_path / "plain")) == 10
     with pytest.raises(FileNotFoundError):
         make_spark_converter(str(tmp_path / "none"))

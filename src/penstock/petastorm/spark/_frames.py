@@ -89,8 +89,10 @@ def is_vector(kind: Any) -> bool:
 
 
 def _vector_to_array() -> Any:
-    from pyspark.ml.functions import vector_to_array
-
+    try:
+        from pyspark.ml.functions import vector_to_array
+    except ImportError as exc:  # pyspark does not ask for them when it is installed
+        raise ImportError(f"columns of vectors need what pyspark.ml imports: pip install numpy pandas ({exc})") from exc
     return vector_to_array
 
 

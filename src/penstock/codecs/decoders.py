@@ -74,10 +74,11 @@ def encode_image(pixels: NDArray[Any], image_codec: str, quality: int) -> bytes:
     kind = image_format(image_codec)
     if kind == JPEG and pixels.dtype != np.uint8:
         raise ValueError(f"JPEG holds 8 bits a channel, got {pixels.dtype}; use 'png' for uint16")
-    names = pick(kind)
-    if not names:
+    # Only as far as the first that is there: importing OpenCV and Pillow as well costs a third of a second.
+    best = next((name for name in _ORDER.get(kind, _OTHERS) if library(name) is not None), None)
+    if best is None:
         raise ImportError(f"no library here writes {image_codec!r} images: pip install 'penstock[opencv]'")
-    return _ENCODERS[names[0]](np.ascontiguousarray(pixels), kind, quality)
+    return _ENCODERS[best](np.ascontiguousarray(pixels), kind, quality)
 
 
 class _Damaged(Exception):

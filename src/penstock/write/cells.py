@@ -15,11 +15,13 @@ from penstock.codecs import NdarrayCodec
 from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
 from penstock.errors import ColumnNotFound, SchemaError, close_names
+from penstock.write.arrays import quick_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.schema.unischema import UnischemaField
+    from penstock.write.spares import Spares
 
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -43,23 +45,27 @@ def encode_cell(field: UnischemaField, value: Any, index: int) -> Any:
         raise _misfit(index, field, value, error) from error
 
 
-def keep_value(field: UnischemaField, value: Any, index: int) -> Any:
+def is_ours(codec: Any) -> bool:
+    """Tell whether a codec is one of Penstock's, which take arrays and keep none."""
+    return type(codec).__module__.startswith("penstock.codecs")
+
+
+def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares) -> Any:
     """Return a value to be encoded later: checked where that is cheap, and an array copied, for it may be used again.
 
     Pictures of Pillow, and whatever else says it is an array, become arrays here.
     """
-    if not isinstance(value, np.ndarray) and hasattr(value, "__array_interface__"):
+    given = value
+    if not isinstance(value, np.ndarray):
+        if not hasattr(value, "__array_interface__"):
+            return value
         value = np.asarray(value)
-    elif isinstance(value, np.ndarray):
-        value = value.copy(order="K")
-    else:
-        return value
-    if getattr(type(field.codec), "__module__", "").startswith("penstock.codecs"):
+    if is_ours(field.codec):
         try:
             check_array(field, value)
         except ValueError as error:
             raise _misfit(index, field, value, error) from error
-    return value
+    return spares.copy(value) if value is given else value
 
 
 def _encode(field: UnischemaField, value: Any) -> Any:
@@ -119,6 +125,9 @@ def refuse_names(names: Iterable[str], known: Mapping[str, Any] | Sequence[str],
 
 def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
     """Return encoded cells as a column of the stored type; SchemaError names the first row that does not fit it."""
+    quick = quick_array(cells, stored.type)
+    if quick is not None:
+        return quick
     if pa.types.is_nested(stored.type):  # Arrow takes lists of lists, not arrays of more than one dimension
         cells = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
     if pa.types.is_date(stored.type):  # Arrow takes Python's dates here, not NumPy's

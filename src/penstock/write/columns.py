@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.errors import SchemaError
 from penstock.write import work
+from penstock.write.arrays import quick_column
 from penstock.write.cells import array_of, encode_cell, refuse_names, refuse_null, refuse_nulls
 from penstock.write.tables import checked, stored_column
 from penstock.write.work import Work
@@ -81,7 +82,7 @@ def _make(parts: Mapping[str, Any], layout: Layout, first: int, count: int) -> p
 def _column(part: Any, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
     if _is_plain(part, field, stored):
         mask = np.ma.getmaskarray(part) if isinstance(part, np.ma.MaskedArray) else None
-        return refuse_nulls(pa.array(np.ma.getdata(part), stored.type, mask=mask), stored, first)
+        return refuse_nulls(quick_column(np.ma.getdata(part), stored.type, mask), stored, first)
     cells = []
     for index, value in enumerate(part, first):
         cells.append(encode_cell(field, None if value is np.ma.masked else value, index))

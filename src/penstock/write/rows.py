@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import SchemaError
-from penstock.write.cells import array_of, encode_cell, is_slow, keep_value, refuse_names
+from penstock.write.cells import array_of, encode_cell, is_ours, is_slow, keep_value, refuse_names
 from penstock.write.tables import checked
 from penstock.write.work import Work
 
 if TYPE_CHECKING:
+    from penstock.schema.unischema import UnischemaField
     from penstock.write.layout import Layout
+    from penstock.write.spares import Spares
 
 _NUMBER_BYTES = 32
 """A Python number in a list, about."""
@@ -27,13 +29,13 @@ _NUMBER_BYTES = 32
 class RowBuffer:
     """The rows of the batch that is being filled, as columns."""
 
-    def __init__(self, layout: Layout, first: int) -> None:
+    def __init__(self, layout: Layout, first: int, spares: Spares) -> None:
         fields = layout.unischema.fields
         if list(fields) != layout.columns.names:
             raise SchemaError("rows cannot follow a table with structs; pass schema=Unischema(...) and rows only")
         self._layout, self._fields = layout, fields
         self._plan = [(name, field, is_slow(field)) for name, field in fields.items()]
-        self._first = first
+        self._first, self._spares = first, spares
         self._clear()
 
     def _clear(self) -> None:
@@ -54,7 +56,7 @@ class RowBuffer:
         for name, field, slow in self._plan:
             value = row.get(name)
             if slow and value is not None:
-                value = keep_value(field, value, index)
+                value = keep_value(field, value, index, self._spares)
                 size += getattr(value, "nbytes", _NUMBER_BYTES)
             else:
                 value = encode_cell(field, value, index)
@@ -71,18 +73,28 @@ class RowBuffer:
 
     def take(self) -> Work:
         """Return the rows so far as one work, and begin the next batch."""
-        make = partial(_make, self._cells, self._layout, self._first)
+        make = partial(_make, self._cells, self._layout, self._first, self._spares)
         work = Work(self._first, self.num_rows, self._bytes, make)
         self._first += self.num_rows
         self._clear()
         return work
 
 
-def _make(cells: list[list[Any]], layout: Layout, first: int) -> pa.RecordBatch:
+def _make(cells: list[list[Any]], layout: Layout, first: int, spares: Spares) -> pa.RecordBatch:
     arrays = []
     for column, stored in zip(cells, layout.columns, strict=True):
         field = layout.unischema.fields[stored.name]
-        if is_slow(field):
-            column = [encode_cell(field, value, index) for index, value in enumerate(column, first)]
-        arrays.append(array_of(column, stored, first))
+        encoded = _encoded(column, field, first, spares) if is_slow(field) else column
+        arrays.append(array_of(encoded, stored, first))
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
+
+
+def _encoded(column: list[Any], field: UnischemaField, first: int, spares: Spares) -> list[Any]:
+    """Encode the values of a column; the memory of their copies is free then, unless a codec of the user has them."""
+    cells = []
+    for index, value in enumerate(column, first):
+        cells.append(encode_cell(field, value, index))
+        if is_ours(field.codec):
+            spares.give_back(value)
+    column.clear()
+    return cells

@@ -21,6 +21,7 @@ from penstock.write import work
 from penstock.write.columns import column_works, length
 from penstock.write.layout import Layout, plan_layout
 from penstock.write.rows import RowBuffer
+from penstock.write.spares import Spares
 from penstock.write.tables import table_works
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def _from_tables(tables: Iterable[Any], layout: Layout, first: int, skip: int) -
 
 
 def _from_rows(rows: Iterable[Any], layout: Layout, first: int, skip: int) -> Iterator[Work]:
-    buffer = RowBuffer(layout, first)
+    buffer = RowBuffer(layout, first, Spares())
     for row in itertools.islice(rows, skip, None):
         buffer.add(row)
         if buffer.is_full(rows=work.BATCH_ROWS, size=work.BATCH_BYTES):

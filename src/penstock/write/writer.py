@@ -31,6 +31,7 @@ from penstock.write.pipeline import Pipeline
 from penstock.write.place import Place
 from penstock.write.rows import RowBuffer
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
+from penstock.write.spares import Spares
 from penstock.write.stage import choose, unfinished
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Writer:
         self._lock = Lock(fs, own)
         self._journal = Journal(fs, own, self._stage.data)
         self._rows = 0
+        self._spares = Spares()
         self._buffer: RowBuffer | None = None
         self._files: FileWriter | None = None
         self._pipeline: Pipeline | None = None
@@ -146,7 +148,7 @@ class Writer:
         """
         self._check_open()
         if self._buffer is None:
-            self._buffer = RowBuffer(self._ready([row]), self._rows)
+            self._buffer = RowBuffer(self._ready([row]), self._rows, self._spares)
         self._buffer.add(row)
         if self._buffer.is_full(rows=work.BATCH_ROWS, size=work.BATCH_BYTES):
             self._flush()

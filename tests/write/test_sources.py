@@ -1,0 +1,204 @@
+"""Whatever holds rows can be written: Arrow in every form, DataFrames, datasets of other libraries."""
+
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+
+import penstock
+from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
+from penstock.errors import SchemaError
+from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.testing import assert_same
+
+IDS = Unischema("Ids", [UnischemaField("id", np.int64, (), ScalarCodec(), False)])
+ARRAYS = Unischema(
+    "Arrays",
+    [
+        UnischemaField("id", np.int64, (), ScalarCodec(), False),
+        UnischemaField("xy", np.float32, (2, 3), NdarrayCodec(), True),
+    ],
+)
+
+
+def table(count: int = 10) -> pa.Table:
+    return pa.table({"id": range(count), "text": [f"t{i}" for i in range(count)]})
+
+
+def read(root: Path) -> pa.Table:
+    tables = [pq.read_table(path, partitioning=None) for path in sorted(root.rglob("*.parquet"))]
+    return pa.concat_tables(tables).replace_schema_metadata(None)
+
+
+@pytest.mark.parametrize("kind", ["batches", "tables", "list", "dataset", "scanner"])
+def test_arrow_in_every_form(tmp_path: Path, kind: str) -> None:
+    pq.write_table(table(), tmp_path / "in.parquet")
+    data: Any = {
+        "batches": iter(table().to_batches(3)),
+        "tables": (table().slice(start, 4) for start in (0, 4, 8)),
+        "list": table().to_batches(3),
+        "dataset": pads.dataset(tmp_path / "in.parquet"),
+        "scanner": pads.dataset(tmp_path / "in.parquet").scanner(),
+    }[kind]
+    assert penstock.write(data, tmp_path / "d").rows == 10
+    assert read(tmp_path / "d").equals(table())
+
+
+def test_batches_are_asked_for_as_they_are_written(tmp_path: Path) -> None:
+    made = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(200):
+            made.append(number)
+            yield pa.record_batch({"x": np.zeros(1 << 17)})
+            if number == 50:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        penstock.write(batches(), tmp_path / "d")
+    assert len(made) == 51
+
+
+@pytest.mark.parametrize("data", [7, "text", b"bytes", None])
+def test_what_holds_no_rows_is_refused(tmp_path: Path, data: Any) -> None:
+    with pytest.raises(SchemaError, match=f"cannot write {type(data).__name__}; give an iterable of dicts"):
+        penstock.write(data, tmp_path / "d", IDS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["nested", "flat", "tensor", "nulls"])
+def test_lists_of_a_table_are_encoded_by_the_codec(tmp_path: Path, form: str) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    column: Any = {
+        "nested": pa.array(values.tolist(), pa.list_(pa.list_(pa.float32()))),
+        "flat": pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 6),
+        "nulls": pa.array([None, *values.reshape(4, 6).tolist()[1:]], pa.list_(pa.float32())),
+    }.get(form)
+    if form == "tensor":
+        if not hasattr(pa, "FixedShapeTensorArray"):
+            pytest.skip("this pyarrow has no tensors")
+        column = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    penstock.write(pa.table({"id": range(4), "xy": column}), tmp_path / "d", ARRAYS)
+    dataset = penstock.open(tmp_path / "d")
+    for index in range(1 if form == "nulls" else 0, 4):
+        assert_same(dataset[index]["xy"], values[index])
+    assert (dataset[0]["xy"] is None) == (form == "nulls")
+
+
+def test_columns_may_be_mixed(tmp_path: Path) -> None:
+    columns = {"id": pa.array([1, 2, 3]), "xy": [np.ones((2, 3), np.float32), None, np.zeros((2, 3), np.float32)]}
+    penstock.write(columns, tmp_path / "d", ARRAYS)
+    dataset = penstock.open(tmp_path / "d")
+    assert dataset[1]["xy"] is None
+    assert_same(dataset[0]["xy"], np.ones((2, 3), np.float32))
+
+
+def test_pictures_of_pillow_are_arrays(tmp_path: Path) -> None:
+    from PIL import Image
+
+    schema = Unischema("S", [UnischemaField("image", np.uint8, (None, None, 3), CompressedImageCodec("png"), False)])
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 5, 4, 3), dtype=np.uint8)
+    images = [Image.fromarray(picture) for picture in pixels]
+    for name, data in {"rows": [{"image": image} for image in images], "columns": {"image": images}}.items():
+        penstock.write(data, tmp_path / name, schema)
+        assert_same(penstock.open(tmp_path / name)[2]["image"], pixels[2])
+
+
+def test_writing_imports_no_pandas(tmp_path: Path) -> None:
+    import subprocess
+
+    code = f"""
+import sys, numpy as np, penstock
+from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
+from penstock import UnischemaField as F
+s = penstock.Unischema("S", [F("id", np.int32, (), ScalarCodec(), False), F("n", np.str_, (), ScalarCodec(), True),
+    F("a", np.float32, (2,), NdarrayCodec(), True), F("i", np.uint8, (4, 4), CompressedImageCodec("png"), False)])
+row = {{"id": 1, "n": "x", "a": np.zeros(2, np.float32), "i": np.zeros((4, 4), np.uint8)}}
+penstock.write([row, {{**row, "n": None}}], {str(tmp_path / "d")!r}, s)
+penstock.write({{"x": np.arange(5), "y": np.zeros((5, 2))}}, {str(tmp_path / "e")!r})
+print([m for m in ("pandas", "cv2", "PIL") if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- DataFrames and datasets of other libraries -----------------------------------------------------------------------
+
+
+def test_pandas(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"id": [1, 2, 3], "text": ["a", None, "c"], "f": [1.5, 2.5, 3.5]})
+    penstock.write(frame[frame["id"] > 1], tmp_path / "d")  # an index without a name is none of the data
+    assert read(tmp_path / "d").column_names == ["id", "text", "f"]
+    assert read(tmp_path / "d")["text"].to_pylist() == [None, "c"]
+    penstock.write(frame.set_index("id"), tmp_path / "named")
+    assert set(read(tmp_path / "named").column_names) == {"id", "text", "f"}
+
+
+def test_pandas_with_arrays(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    arrays = [np.full((2, 3), i, np.float32) for i in range(3)]
+    frame = pd.DataFrame({"id": [1, 2, 3], "xy": pd.Series([*arrays[:2], None], dtype=object)})
+    penstock.write(frame, tmp_path / "d", ARRAYS)
+    dataset = penstock.open(tmp_path / "d")
+    assert_same(dataset[1]["xy"], arrays[1])
+    assert dataset[2]["xy"] is None
+
+
+def test_polars(tmp_path: Path) -> None:
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame({"id": [1, 2, 3], "text": ["a", None, "c"]})
+    penstock.write(frame, tmp_path / "d")
+    penstock.write(frame.lazy(), tmp_path / "lazy")
+    assert read(tmp_path / "d").equals(read(tmp_path / "lazy"))
+    assert read(tmp_path / "d").schema.field("text").type == pa.string()
+    assert read(tmp_path / "d").to_pylist() == frame.to_dicts()
+    nested = pl.DataFrame(
+        {"id": [1], "xy": [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]}, schema_overrides={"xy": pl.List(pl.List(pl.Float32))}
+    )
+    penstock.write(nested, tmp_path / "arrays", ARRAYS)
+    assert_same(penstock.open(tmp_path / "arrays")[0]["xy"], np.arange(1, 7, dtype=np.float32).reshape(2, 3))
+
+
+def test_hugging_face(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    from PIL import Image
+
+    files = []
+    for i in range(5):
+        memory = BytesIO()
+        Image.fromarray(np.full((4 + i, 6, 3), 10 * i, np.uint8)).save(memory, "PNG")
+        files.append(memory.getvalue())
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["a", "b"]),
+            "xs": datasets.Sequence(datasets.Value("int32")),
+        }
+    )
+    data = datasets.Dataset.from_dict(
+        {
+            "image": [{"bytes": f, "path": None} for f in files],
+            "label": [0, 1, 0, 1, 0],
+            "xs": [[1], [2, 3], [], [4], [5]],
+        },
+        features=features,
+    )
+    penstock.write(data, tmp_path / "d")
+    dataset = penstock.open(tmp_path / "d")
+    assert read(tmp_path / "d")["image"].to_pylist() == files
+    assert_same(dataset[2]["image"], np.full((6, 6, 3), 20, np.uint8))
+    assert [int(dataset[i]["label"]) for i in range(5)] == [0, 1, 0, 1, 0]
+    penstock.write(data.select([4, 1]), tmp_path / "some")  # an indices mapping is followed
+    assert read(tmp_path / "some")["image"].to_pylist() == [files[4], files[1]]
+    penstock.write(data.to_iterable_dataset(), tmp_path / "stream")
+    assert read(tmp_path / "stream").equals(read(tmp_path / "d"))
+    with pytest.raises(SchemaError, match=r"give one of \['train'\]"):
+        penstock.write(datasets.DatasetDict({"train": data}), tmp_path / "x")

@@ -44,9 +44,9 @@ class Tables:
 
 def normal_form(data: Any, schema: Unischema | None) -> Any:
     """Return the data as Arrow, `Tables`, a mapping of columns, or an iterable of rows."""
-    if isinstance(data, (*ARROW, Mapping, Tables)):
-        return data
     library = type(data).__module__.partition(".")[0]
+    if isinstance(data, (*ARROW, Mapping, Tables)) and library != "datasets":  # whose dict of splits is a dict too
+        return data
     if library == "pandas":
         return _from_pandas(data, schema)
     if library == "polars":

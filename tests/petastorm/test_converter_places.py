@@ -142,3 +142,23 @@ def test_a_wait_for_files_that_never_come_is_bounded(tmp_path: Path) -> None:
         _places.wait_for_files(urls, 0.1, None)
     assert time.monotonic() - begin >= 0.1
     _places.wait_for_files([], 0.1, None)
+
+
+def test_many_small_files_that_could_be_few_are_told(tmp_path: Path) -> None:
+    from penstock.petastorm.spark import _cache
+
+    place = place_of(tmp_path.as_uri(), None)
+    for index in range(8):
+        with open(tmp_path / f"part-{index}.parquet", "wb") as file:
+            file.truncate(40 << 20)  # sparse
+    with pytest.warns(PenstockWarning, match=r"median file has 40\.0 MB, .* there are 8; df\.coalesce\(6\)"):
+        _cache._warn_of_small_files(place)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_few_small_files_are_not_worth_a_word(tmp_path: Path) -> None:
+    from penstock.petastorm.spark import _cache
+
+    for index in range(3):
+        (tmp_path / f"part-{index}.parquet").write_bytes(b"1234")
+    _cache._warn_of_small_files(place_of(tmp_path.as_uri(), None))

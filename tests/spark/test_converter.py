@@ -327,6 +327,24 @@ def test_threads_with_the_same_data_frame_write_it_once(spark, cache) -> None:
     assert len(set(found)) == len(list(cache.iterdir())) == 1
 
 
+def test_a_spark_that_hides_its_jvm_materialises_anew(spark, cache, caplog) -> None:
+    class Hidden:
+        """A DataFrame of a cluster that does not let anybody at Spark's plans."""
+
+        _jdf = object()
+
+        def __init__(self, df) -> None:
+            self._df = df
+
+        def __getattr__(self, name):
+            return getattr(self._df, name)
+
+    hidden = Hidden(spark.range(3))
+    with caplog.at_level(logging.INFO, logger="penstock"):
+        assert make_spark_converter(hidden).cache_dir_url != make_spark_converter(hidden).cache_dir_url
+    assert "this Spark does not show what a DataFrame reads (AttributeError)" in caplog.text
+
+
 # -- deleted ----------------------------------------------------------------------------------------------------------
 
 

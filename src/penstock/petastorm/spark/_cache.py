@@ -50,6 +50,8 @@ class Entry:
     """Held while the files are written, so that others with the same plan wait for them."""
     users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """Converters that have not been deleted."""
+    num_coming: int = 0
+    """Calls that have chosen this entry, and whose converter is not among the users yet."""
     place: Place | None = None
     """The folder, once it is complete."""
     file_urls: tuple[str, ...] = ()
@@ -68,7 +70,7 @@ class Entry:
 def stored(df: Any, parent: Place, settings: Settings, storage_options: Mapping[str, Any] | None) -> Entry:
     """Return the entry with a DataFrame's rows: one of this process that has them already, or one written now.
 
-    Two threads with the same DataFrame write it once.
+    Two threads with the same DataFrame write it once. The entry is kept for a converter that the caller must `hold`.
     """
     wanted = Entry(parent.url, settings, _known_plan(df), storage_options)
     with _lock:
@@ -76,11 +78,21 @@ def stored(df: Any, parent: Place, settings: Settings, storage_options: Mapping[
         if entry is wanted:
             _entries.append(entry)
             _delete_at_exit()
-    with entry.writing:
-        if entry.place is None or not _places.is_made_here(entry.place):
-            _fill(entry, df, parent)
-        elif entry is not wanted:
-            logger.info("the DataFrame was materialised before, with the same plan: %s is used again", entry.place.url)
+        entry.num_coming += 1
+    try:
+        with entry.writing:
+            if entry.place is None or not _places.is_made_here(entry.place):
+                _fill(entry, df, parent)
+            elif entry is not wanted:
+                logger.info(
+                    "the DataFrame was materialised before, by the same plan: %s is used again", entry.place.url
+                )
+    except BaseException:
+        with _lock:
+            entry.num_coming -= 1
+            if entry in _entries and not entry.num_coming:  # others that wait for it try themselves
+                _entries.remove(entry)
+        raise
     return entry
 
 
@@ -103,8 +115,6 @@ def _fill(entry: Entry, df: Any, parent: Place) -> None:
         entry.file_urls = tuple(place.url_of(name) for name in names)
         entry.num_rows = num_rows(entry.file_urls, entry.storage_options)
     except BaseException:
-        with _lock:
-            _entries[:] = [one for one in _entries if one is not entry]
         _places.remove_new(place)
         raise
     entry.place = place
@@ -152,7 +162,9 @@ def set_handler(handler: Callable[[str], Any] | None) -> None:
 
 def hold(entry: Entry, user: Any) -> None:
     """Note that a converter uses an entry."""
-    entry.users.add(user)
+    with _lock:
+        entry.users.add(user)
+        entry.num_coming -= 1
 
 
 def release(url: str, user: Any, storage_options: Mapping[str, Any] | None) -> None:
@@ -161,7 +173,7 @@ def release(url: str, user: Any, storage_options: Mapping[str, Any] | None) -> N
         entry = next((one for one in _entries if one.place is not None and one.place.url == url), None)
         if entry is not None:
             entry.users.discard(user)
-            if entry.users:
+            if entry.users or entry.num_coming:
                 logger.info("%s is kept: another converter uses it", url)
                 return
             _entries.remove(entry)

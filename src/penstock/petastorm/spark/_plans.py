@@ -9,6 +9,7 @@ this process: there is none with Spark Connect.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ def plan_of(df: Any) -> Plan:
     """
     if not hasattr(df, "_jdf"):
         raise UnknownPlanError("Spark Connect does not show what a DataFrame reads")
+    bridge_error = import_module("py4j.protocol").Py4JError
+    try:
+        return _known(df)
+    except (bridge_error, AttributeError, TypeError) as exc:  # a Spark that hides its JVM, or has another one
+        raise UnknownPlanError(f"this Spark does not show what a DataFrame reads ({type(exc).__name__})") from exc
+
+
+def _known(df: Any) -> Plan:
     execution = df._jdf.queryExecution()
     analyzed = execution.analyzed()
     plans = [analyzed, *_each(analyzed.subqueriesAll())]

@@ -130,7 +130,8 @@ def incomplete(fs: FileSystem, path: str, journal: str) -> DatasetIncomplete:
     if parts:
         done = sum(fs.get_file_info(posixpath.join(folder, DONE)).type == FileType.File for folder in parts)
         state = f"{done} of the {len(parts)} parts begun are finished"
-        cure = "write the others (part=k, with resume=True to keep their finished files), then penstock.commit(url)"
+        others = "write the others (part=k, with resume=True to keep their finished files), then "
+        cure = f"{others if done < len(parts) else ''}penstock.commit(url)"
     else:
         rows = sum(safe_rows(fs, folder) for folder in found)
         state = f"{rows:,} rows are in finished files"

@@ -22,15 +22,16 @@ from pyarrow.fs import FileSelector, FileType
 
 from penstock.dataset.incomplete import (
     ALONE,
+    BEGIN,
     JOURNAL,
     SHARED,
     hidden_folders,
-    incomplete,
     read_json,
+    refuse_marked,
     safe_rows,
     writers,
 )
-from penstock.errors import DatasetExists
+from penstock.errors import DatasetExists, DatasetIncomplete
 from penstock.write.durable import Lock, put_json, remove, sync_folders
 from penstock.write.place import Place, can_rename
 
@@ -107,9 +108,10 @@ def choose(place: Place, options: WriteOptions) -> Stage:
         DatasetExists: something is at the target, whole or unfinished, that may not be replaced.
     """
     stage = _marked(place)
-    if stage is not None and options.part is None and not options.resume:
+    by_spark = "cure" in (read_json(place.fs, place.marker) or {})
+    if stage is not None and (by_spark or (options.part is None and not options.resume)):
         if not options.overwrite:
-            raise DatasetExists(str(incomplete(place.fs, place.path, stage.journal)))
+            raise DatasetExists(_why(place))
         stage.remove()
         stage = None
     if stage is None:
@@ -120,11 +122,19 @@ def choose(place: Place, options: WriteOptions) -> Stage:
     return stage
 
 
+def _why(place: Place) -> str:
+    try:
+        refuse_marked(place.fs, place.path)
+    except DatasetIncomplete as error:
+        return str(error)
+    return f"{place.path} is incomplete"
+
+
 def _folder(place: Place, options: WriteOptions) -> str:
     if options.part is not None:
         return place.hidden(SHARED)
     if options.resume:
-        found = [folder for folder in hidden_folders(place.fs, place.path) if folder != place.hidden(SHARED)]
+        found = [folder for folder in hidden_folders(place.fs, place.path) if _can_resume(place, folder)]
         free = [folder for folder in found if is_idle(place.fs, posixpath.join(folder, "journal", ALONE))]
         if found and not free:
             raise DatasetExists(
@@ -133,6 +143,12 @@ def _folder(place: Place, options: WriteOptions) -> str:
         if free:
             return max(free, key=lambda folder: safe_rows(place.fs, posixpath.join(folder, "journal", ALONE)))
     return place.hidden(os.urandom(6).hex())
+
+
+def _can_resume(place: Place, folder: str) -> bool:
+    """Tell whether a hidden folder is that of a writer without part=; what Spark began says its own cure."""
+    facts = read_json(place.fs, posixpath.join(folder, "journal", ALONE, BEGIN)) or {}
+    return folder != place.hidden(SHARED) and "cure" not in facts
 
 
 def is_idle(fs: Any, folder: str) -> bool:

@@ -13,6 +13,7 @@ encodes and stores them through `files`, `journal` remembers what is safe, `stag
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -282,6 +283,9 @@ class Writer:
 
     def abort(self) -> None:
         """End the writing and commit nothing; keeps what is safe if `resume=True`. Twice does no harm."""
+        if self._is_open and self._options.resume and self._pipeline is not None:
+            with contextlib.suppress(Exception):  # an error that ended the writing has been raised already
+                self._pipeline.drain()  # rows that were taken may fill files
         self._close()
         if self._is_over or self._options.resume:
             return

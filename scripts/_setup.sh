@@ -66,3 +66,34 @@ install_into() {
     (cd "$ROOT" && "$1/bin/python" -m pip install --quiet --disable-pip-version-check -c "$3" -e ".[$2]") || return 1
     printf '%s\n' "$stamp" >"$1/penstock-stamp"
 }
+
+# have_java: succeeds if a Java that Spark 4 runs on is there; on Debian, root installs one.
+have_java() {
+    is_java && return 0
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        echo "Installing openjdk-17-jre-headless ..."
+        { apt-get install -y -qq openjdk-17-jre-headless || { apt-get update -qq && apt-get install -y -qq \
+            openjdk-17-jre-headless; }; } >/dev/null || return 1
+    fi
+    is_java
+}
+
+is_java() {
+    major=$("${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)
+    [ "${major:-0}" -ge 17 ] 2>/dev/null
+}
+
+# install_petastorm: prints the Python of an environment with Petastorm 0.13.1, which reads what we write.
+install_petastorm() {
+    folder=$ROOT/.venv-petastorm
+    python=$(find_python 11) || { echo "Petastorm 0.13.1 needs Python 3.11; set PYTHON to one" >&2; return 1; }
+    stamp=$(cksum <"$ROOT/constraints-petastorm.txt")
+    if [ ! -x "$folder/bin/python" ] || [ "$(cat "$folder/penstock-stamp" 2>/dev/null)" != "$stamp" ]; then
+        echo "Setting up .venv-petastorm with $("$python" --version) ..." >&2
+        make_venv "$python" "$folder" >&2 || return 1
+        "$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
+            -r "$ROOT/constraints-petastorm.txt" >&2 || return 1
+        printf '%s\n' "$stamp" >"$folder/penstock-stamp"
+    fi
+    printf '%s\n' "$folder/bin/python"
+}

@@ -261,6 +261,29 @@ def test_close_from_a_transform(data):
         list(loader)
 
 
+def test_ctrl_c_just_after_a_wait_has_let_go_of_its_lock(data):
+    def slow(batch):
+        time.sleep(0.2)
+        return batch
+
+    loader = penstock.open(data).loader(batch_size=7, workers=2, transform=slow)
+    batches = iter(loader)
+    next(batches)
+    let_go = batches._run._cond._release_save
+
+    def interrupted():
+        state = let_go()
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return state
+
+    batches._run._cond._release_save = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        list(batches)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    assert sum(len(batch["id"]) for batch in loader) == 400
+
+
 def test_a_signal_handler_may_close(data):
     loader = penstock.open(data).loader(batch_size=1, workers=2, epochs=None)
     before = signal.signal(signal.SIGALRM, lambda *_: loader.close())

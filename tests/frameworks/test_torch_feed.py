@@ -139,6 +139,26 @@ def test_a_signal_handler_may_stop_it_at_any_moment(make):
         signal.signal(signal.SIGALRM, before)
 
 
+def test_ctrl_c_just_after_a_wait_has_let_go_of_its_lock(make):
+    class Endless(Numbers):
+        def take(self):
+            self.stopped.wait()
+            raise StopIteration
+
+    feed = make(Endless(0))
+    let_go = feed._cond._release_save
+
+    def interrupted():
+        let_go()
+        raise KeyboardInterrupt
+
+    feed._cond._release_save = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        feed.take()
+    feed._cond._release_save = let_go
+    feed.stop()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_is_refused():

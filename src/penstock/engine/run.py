@@ -196,7 +196,12 @@ class Run:
     def _one_more_or_wait(self) -> None:
         """Serial: do one task here, with the lock released around it. Otherwise wait for the workers."""
         if self._limits.workers:
-            self._cond.wait(_LOOK_S)
+            try:
+                self._cond.wait(_LOOK_S)
+            except BaseException:
+                if not cast("Any", self._lock)._is_owned():  # Ctrl-C just after the wait had let go of it
+                    self._lock.acquire()
+                raise
             return
         task = self._pick()
         if task is None:

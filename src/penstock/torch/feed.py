@@ -57,7 +57,8 @@ class Feed:
         self._settle = settle
         self._ready: deque[tuple[bool, Any]] = deque()
         self._unsettled: list[Any] = []
-        self._cond = threading.Condition()
+        self._lock = threading.RLock()
+        self._cond = threading.Condition(self._lock)
         self._stopped = False
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
@@ -69,11 +70,11 @@ class Feed:
         if self._thread is None and not self._stopped:
             self._thread = threading.Thread(target=self._work, name="penstock-feed", daemon=True)
             self._thread.start()
-        with self._cond:
+        with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
             while not self._ready:
                 if self._stopped:
                     raise LoaderClosed("the loader was closed, or another iterator was made, while a batch was awaited")
-                self._cond.wait(_LOOK_S)
+                self._wait()
             good, found = self._ready.popleft()
         try:
             if not good:
@@ -81,8 +82,16 @@ class Feed:
             return found if self._receive is None else self._receive(found)
         finally:
             del found  # an error's traceback holds this frame
-            with self._cond:
+            with self._lock:
                 self._cond.notify_all()
+
+    def _wait(self) -> None:
+        try:
+            self._cond.wait(_LOOK_S)
+        except BaseException:
+            if not cast("Any", self._lock)._is_owned():  # Ctrl-C just after the wait had let go of it
+                self._lock.acquire()
+            raise
 
     def _work(self) -> None:
         while self._room():
@@ -132,8 +141,8 @@ class Feed:
         if os.getpid() != self._pid:
             return
         # Called in a locked region (by a garbage collection or a signal handler): our thread needs the lock to end.
-        inside = cast("Any", self._cond)._is_owned()
-        with self._cond:
+        inside = cast("Any", self._lock)._is_owned()
+        with self._lock:
             self._stopped = True
             self._cond.notify_all()
         self._source.stop()  # ends a wait for the next batch

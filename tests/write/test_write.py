@@ -145,7 +145,7 @@ def test_memory_is_bounded_by_row_groups(tmp_path: Path) -> None:
     schema = Unischema("S", [UnischemaField("x", np.uint8, (100_000,), NdarrayCodec(), False)])
     rows = ({"x": np.full(100_000, i % 256, np.uint8)} for i in range(600))
     before = pa.default_memory_pool().max_memory()
-    write(rows, tmp_path / "d", schema, row_group_bytes=1 << 20, compression=None)
+    write(rows, tmp_path / "d", schema, row_group_bytes=1 << 20, compression=None, workers=2)
     assert pa.default_memory_pool().max_memory() - before < 30 << 20  # of 60 MB
     assert len(group_rows(tmp_path / "d")[0]) == 60
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _NONE = type(None)
 _MOST = (1 << 31) - 1
 """Bytes that 32-bit offsets reach."""
+_LARGE = 64 << 10
 
 
 def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
@@ -37,7 +38,8 @@ def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
     if types == {int} and pa.types.is_integer(kind):
         return _integers(cells, kind, valid)
     if types == {float} and (pa.types.is_float64(kind) or pa.types.is_float32(kind)):
-        return _from_numpy(np.array(cells, np.float64 if pa.types.is_float64(kind) else np.float32), kind, valid)
+        with np.errstate(over="ignore"):  # too large for 32 bits: infinite, as Arrow has it
+            return _from_numpy(np.array(cells, np.float64 if pa.types.is_float64(kind) else np.float32), kind, valid)
     if types == {bool} and pa.types.is_boolean(kind):
         return _from_numpy(np.array(cells, np.bool_), kind, valid)
     return None
@@ -60,9 +62,22 @@ def _bytes(cells: list[Any], kind: pa.DataType, valid: NDArray[np.bool_] | None)
     np.cumsum(sizes, out=offsets[1:])
     if offsets[-1] > _MOST:
         return None
-    data = b"".join(cells if valid is None else [cell for cell in cells if cell is not None])
-    buffers = [_bits(valid), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    data = _joined(cells, offsets)
+    buffers = [_bits(valid), pa.py_buffer(offsets.astype(np.int32)), data]
     return pa.Array.from_buffers(kind, len(cells), buffers)
+
+
+def _joined(cells: list[Any], offsets: NDArray[np.int64]) -> pa.Buffer:
+    """Return the cells end to end; large ones in Arrow's memory, which is warm, where Python's would be fresh pages."""
+    size = int(offsets[-1])
+    if size < _LARGE:
+        return pa.py_buffer(b"".join([cell for cell in cells if cell is not None]))
+    buffer = pa.allocate_buffer(size)
+    memory = memoryview(buffer).cast("B")
+    for cell, start in zip(cells, offsets.tolist(), strict=False):
+        if cell:
+            memory[start : start + len(cell)] = cell
+    return buffer
 
 
 def _texts(cells: list[Any], kind: pa.DataType, valid: NDArray[np.bool_] | None) -> pa.Array | None:

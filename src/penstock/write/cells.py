@@ -50,8 +50,8 @@ def is_ours(codec: Any) -> bool:
     return type(codec).__module__.startswith("penstock.codecs")
 
 
-def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares) -> Any:
-    """Return a value to be encoded later: checked where that is cheap, and an array copied, for it may be used again.
+def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares | None) -> Any:
+    """Return a value to be encoded later: checked where that is cheap, and an array copied where there are `spares`.
 
     Pictures of Pillow, and whatever else says it is an array, become arrays here.
     """
@@ -65,14 +65,15 @@ def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares) ->
             check_array(field, value)
         except ValueError as error:
             raise _misfit(index, field, value, error) from error
-    return spares.copy(value) if value is given else value
+    return spares.copy(value) if spares is not None and value is given else value
 
 
 def _encode(field: UnischemaField, value: Any) -> Any:
-    if field.codec is not None:
-        if has_cells(field.codec) and not isinstance(value, np.ndarray) and hasattr(value, "__array_interface__"):
-            value = np.asarray(value)
-        return field.codec.encode(field, value)
+    codec = field.codec
+    if codec is not None:
+        if not isinstance(value, np.ndarray) and hasattr(value, "__array_interface__") and has_cells(codec):
+            value = np.asarray(value)  # a picture of Pillow, say
+        return codec.encode(field, value)
     keep = not isinstance(value, np.generic) or isinstance(value, np.datetime64 | np.timedelta64)
     return value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
 

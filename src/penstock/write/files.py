@@ -110,6 +110,9 @@ class _Folder:
 class FileWriter:
     """Writes batches below one folder. Call `finish` at the end, or `abandon`."""
 
+    sync_soon: Callable[[str], None] | None = None
+    """Told the path of an open file that has grown by a row group."""
+
     def __init__(self, place: tuple[FileSystem, str], layout: Layout, options: WriteOptions, checkpoint: Tell) -> None:
         self._fs, self._root = place
         self._layout, self._options, self._tell = layout, options, checkpoint
@@ -207,6 +210,8 @@ class FileWriter:
         folder.waiting, folder.waiting_rows, folder.waiting_bytes = [], 0, 0
         if self._is_file_full(folder):
             self._close(folder)
+        elif self.sync_soon is not None:
+            self.sync_soon(posixpath.join(self._root, folder.file))
 
     def _is_file_full(self, folder: _Folder) -> bool:
         if self._options.rows_per_file is not None:

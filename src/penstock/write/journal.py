@@ -46,6 +46,7 @@ class Journal:
         self._number = 0
         self._pool: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
+        self._early: Future[None] | None = None
 
     def load(self) -> None:
         """Read what a writer has made safe; a checkpoint that is damaged or missing ends it."""
@@ -79,14 +80,22 @@ class Journal:
         self._fs.create_dir(self.folder, recursive=True)
         put_json(self._fs, self._path(BEGIN), {"version": VERSION, **facts})
 
-    def record(self, rows: int, files: Sequence[DoneFile]) -> None:
-        """Make `files` safe, and say that the first `rows` rows are; returns at once, `wait` tells of failures."""
+    def sync_soon(self, path: str) -> None:
+        """Begin to force an open file to disk, unless that is going on already; then its end has less to wait for."""
+        if self._early is None or self._early.done():
+            self._early = self._threads().submit(sync_file, self._fs, path)
+
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="penstock-journal")
+        return self._pool
+
+    def record(self, rows: int, files: Sequence[DoneFile]) -> None:
+        """Make `files` safe, and say that the first `rows` rows are; returns at once, `wait` tells of failures."""
         if self._last is not None and self._last.done():
             self._last.result()
         # One after another: a checkpoint counts only with all those before it.
-        self._last = self._pool.submit(self._record, self._last, rows, list(files))
+        self._last = self._threads().submit(self._record, self._last, rows, list(files))
 
     def _record(self, before: Future[None] | None, rows: int, files: list[DoneFile]) -> None:
         if before is not None:

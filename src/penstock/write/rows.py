@@ -1,12 +1,15 @@
 """Rows, one dict each, to works: values leave the dict at once, and what is slow to encode is encoded later.
 
 First stage for `Writer.append` and for iterables of dicts. When `add` returns, the caller may change or reuse the row
-and its arrays. Nothing is held but the rows of one batch. What a single value may be is said in `cells`.
+and its arrays: they are copied, or encoded already where all other threads had enough to do. Nothing is held but the
+rows of one batch. What a single value may be is said in `cells`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,28 +17,48 @@ import pyarrow as pa
 
 from penstock.errors import SchemaError
 from penstock.write.cells import array_of, encode_cell, is_ours, is_slow, keep_value, refuse_names
+from penstock.write.spares import Spares
 from penstock.write.tables import checked
 from penstock.write.work import Work
 
 if TYPE_CHECKING:
     from penstock.schema.unischema import UnischemaField
     from penstock.write.layout import Layout
-    from penstock.write.spares import Spares
 
 _NUMBER_BYTES = 32
 """A Python number in a list, about."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What becomes of values that are slow to encode."""
+
+    is_busy: Callable[[], bool]
+    """Whether the other threads have enough to do: then the caller's encodes as well, which spares a copy."""
+    copy: bool
+    """Whether values may change once the row is taken, so that what waits has to be a copy."""
+    spares: Spares = dataclasses.field(default_factory=Spares)
+    """Where the memory of copies goes when they are encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A cell among values that are still to be encoded."""
+
+    cell: Any
+
+
 class RowBuffer:
     """The rows of the batch that is being filled, as columns."""
 
-    def __init__(self, layout: Layout, first: int, spares: Spares) -> None:
+    def __init__(self, layout: Layout, first: int, hands: Hands) -> None:
         fields = layout.unischema.fields
         if list(fields) != layout.columns.names:
             raise SchemaError("rows cannot follow a table with structs; pass schema=Unischema(...) and rows only")
         self._layout, self._fields = layout, fields
         self._plan = [(name, field, is_slow(field)) for name, field in fields.items()]
-        self._first, self._spares = first, spares
+        self._has_slow = any(slow for _, _, slow in self._plan)
+        self._first, self._hands = first, hands
         self._clear()
 
     def _clear(self) -> None:
@@ -45,7 +68,7 @@ class RowBuffer:
     def add(self, row: Any) -> None:
         """Take one row; SchemaError where it does not fit, and then it is not taken."""
         index = self._first + self.num_rows
-        if not isinstance(row, Mapping):
+        if type(row) is not dict and not isinstance(row, Mapping):  # the second takes a microsecond
             raise SchemaError(
                 f"row {index}: expected a dict of field name to value, got {type(row).__name__}; "
                 "namedtuples can be given as row._asdict()"
@@ -53,11 +76,13 @@ class RowBuffer:
         if not row.keys() <= self._fields.keys():
             refuse_names(row, self._fields, index=index)
         taken, size = [], 0
+        busy = self._has_slow and self._hands.is_busy()
         for name, field, slow in self._plan:
             value = row.get(name)
             if slow and value is not None:
-                value = keep_value(field, value, index, self._spares)
+                # By the value's size and not the cell's: where a batch ends must not depend on who was busy.
                 size += getattr(value, "nbytes", _NUMBER_BYTES)
+                value = self._keep(field, value, index, busy=busy)
             else:
                 value = encode_cell(field, value, index)
                 size += len(value) if isinstance(value, bytes | bytearray | str) else _NUMBER_BYTES
@@ -67,34 +92,43 @@ class RowBuffer:
         self.num_rows += 1
         self._bytes += size
 
+    def _keep(self, field: UnischemaField, value: Any, index: int, *, busy: bool) -> Any:
+        if busy:
+            return _Encoded(encode_cell(field, value, index))
+        return keep_value(field, value, index, self._hands.spares if self._hands.copy else None)
+
     def is_full(self, *, rows: int, size: int) -> bool:
         """Tell whether the batch has that many rows or bytes."""
         return self.num_rows >= rows or self._bytes >= size
 
     def take(self) -> Work:
         """Return the rows so far as one work, and begin the next batch."""
-        make = partial(_make, self._cells, self._layout, self._first, self._spares)
+        make = partial(_make, self._cells, self._layout, self._first, self._hands)
         work = Work(self._first, self.num_rows, self._bytes, make)
         self._first += self.num_rows
         self._clear()
         return work
 
 
-def _make(cells: list[list[Any]], layout: Layout, first: int, spares: Spares) -> pa.RecordBatch:
+def _make(cells: list[list[Any]], layout: Layout, first: int, hands: Hands) -> pa.RecordBatch:
     arrays = []
     for column, stored in zip(cells, layout.columns, strict=True):
         field = layout.unischema.fields[stored.name]
-        encoded = _encoded(column, field, first, spares) if is_slow(field) else column
+        encoded = _encoded(column, field, first, hands) if is_slow(field) else column
         arrays.append(array_of(encoded, stored, first))
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
 
 
-def _encoded(column: list[Any], field: UnischemaField, first: int, spares: Spares) -> list[Any]:
+def _encoded(column: list[Any], field: UnischemaField, first: int, hands: Hands) -> list[Any]:
     """Encode the values of a column; the memory of their copies is free then, unless a codec of the user has them."""
     cells = []
+    reuse = hands.copy and is_ours(field.codec)
     for index, value in enumerate(column, first):
+        if type(value) is _Encoded:
+            cells.append(value.cell)
+            continue
         cells.append(encode_cell(field, value, index))
-        if is_ours(field.codec):
-            spares.give_back(value)
+        if reuse:
+            hands.spares.give_back(value)
     column.clear()
     return cells

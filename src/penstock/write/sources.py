@@ -7,6 +7,7 @@ no library of DataFrames: an object of one is there only if its library is.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,7 @@ from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.write import work
 from penstock.write.columns import column_works, length
 from penstock.write.layout import Layout, plan_layout
-from penstock.write.rows import RowBuffer
-from penstock.write.spares import Spares
+from penstock.write.rows import Hands, RowBuffer
 from penstock.write.tables import table_works
 
 if TYPE_CHECKING:
@@ -189,20 +189,19 @@ def num_rows(data: Any) -> int | None:
     return len(data) if isinstance(data, Sequence) else None
 
 
-def works(data: Any, layout: Layout, first: int, *, skip: int, copy: bool) -> Iterator[Work]:
-    """Cut data in normal form into works, without its first `skip` rows; the next has the number `first`.
-
-    `copy`: arrays of the caller are copied, since it may change them while works are waiting.
-    """
+def works(data: Any, layout: Layout, first: int, *, skip: int, hands: Hands) -> Iterator[Work]:
+    """Cut data in normal form into works, without its first `skip` rows; the next has the number `first`."""
     if isinstance(data, pa.Table | pa.RecordBatch):
         return table_works(data.slice(skip), layout, first)
     if isinstance(data, Mapping):
-        return column_works(data, layout, first, start=skip, copy=copy)
+        return column_works(data, layout, first, start=skip, copy=hands.copy)
     if isinstance(data, pa.RecordBatchReader):
         return _from_tables(data, layout, first, skip)
     if isinstance(data, Tables):
         return _from_tables(data.parts, layout, first, skip)
-    return _from_rows(data, layout, first, skip)
+    if not isinstance(data, Sequence):  # what an iterator gave may change when it is asked for more
+        hands = dataclasses.replace(hands, copy=True)
+    return _from_rows(itertools.islice(data, skip, None), layout, first, hands)
 
 
 def _from_tables(tables: Iterable[Any], layout: Layout, first: int, skip: int) -> Iterator[Work]:
@@ -213,9 +212,9 @@ def _from_tables(tables: Iterable[Any], layout: Layout, first: int, skip: int) -
         first += left.num_rows
 
 
-def _from_rows(rows: Iterable[Any], layout: Layout, first: int, skip: int) -> Iterator[Work]:
-    buffer = RowBuffer(layout, first, Spares())
-    for row in itertools.islice(rows, skip, None):
+def _from_rows(rows: Iterable[Any], layout: Layout, first: int, hands: Hands) -> Iterator[Work]:
+    buffer = RowBuffer(layout, first, hands)
+    for row in rows:
         buffer.add(row)
         if buffer.is_full(rows=work.BATCH_ROWS, size=work.BATCH_BYTES):
             yield buffer.take()

@@ -14,6 +14,7 @@ encodes and stores them through `files`, `journal` remembers what is safe, `stag
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import posixpath
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -30,9 +31,8 @@ from penstock.write.journal import DoneFile, Journal
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
 from penstock.write.pipeline import Pipeline
 from penstock.write.place import Place
-from penstock.write.rows import RowBuffer
+from penstock.write.rows import Hands, RowBuffer
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
-from penstock.write.spares import Spares
 from penstock.write.stage import choose, unfinished
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Writer:
         self._lock = Lock(fs, own)
         self._journal = Journal(fs, own, self._stage.data)
         self._rows = 0
-        self._spares = Spares()
+        self._hands = Hands(self._is_busy, copy=True)
         self._buffer: RowBuffer | None = None
         self._files: FileWriter | None = None
         self._pipeline: Pipeline | None = None
@@ -149,7 +149,7 @@ class Writer:
         """
         self._check_open()
         if self._buffer is None:
-            self._buffer = RowBuffer(self._ready([row]), self._rows, self._spares)
+            self._buffer = RowBuffer(self._ready([row]), self._rows, self._hands)
         self._buffer.add(row)
         if self._buffer.is_full(rows=work.BATCH_ROWS, size=work.BATCH_BYTES):
             self._flush()
@@ -176,7 +176,7 @@ class Writer:
         data = normal_form(data, self._schema)
         layout = self._ready(data)
         self._flush()
-        for next_work in works(data, layout, self._rows, skip=skip, copy=copy):
+        for next_work in works(data, layout, self._rows, skip=skip, hands=dataclasses.replace(self._hands, copy=copy)):
             self._submit(next_work)
 
     def _expect(self, data: Any) -> Any:
@@ -196,6 +196,9 @@ class Writer:
             raise InternalError("a writer took rows before its layout was known; please report")
         self._pipeline.submit(next_work)
         self._rows += next_work.num_rows
+
+    def _is_busy(self) -> bool:
+        return self._pipeline is not None and self._pipeline.is_busy()
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -238,6 +241,7 @@ class Writer:
         self._facts = facts
         place = (self._stage.fs, self._stage.data)
         self._files = FileWriter(place, layout, self._options, self._journal.record)
+        self._files.sync_soon = self._journal.sync_soon
         self._files.go_on(self._journal.files)
         self._pipeline = Pipeline(partial(self._store, self._files), threads=self._options.threads)
 
@@ -265,10 +269,12 @@ class Writer:
             if self._pipeline is None or self._files is None:
                 raise SchemaError(f"{self._url} got neither rows nor a schema; pass schema=Unischema(...)")
             self._pipeline.call(self._files.checkpoint)
-            self._journal.end()
-            files: list[DoneFile] = self._journal.files
             if self._options.part is None:
-                files = finish(self._stage, self._facts, files)
+                self._journal.wait()
+                files = finish(self._stage, self._facts, self._journal.files)
+            else:
+                self._journal.end()
+                files = self._journal.files
             self._close()
             if self._options.part is None:
                 self._stage.show(overwrite=self._options.overwrite)

@@ -84,20 +84,18 @@ def test_memory_of_copies_is_used_again() -> None:
     first = spares.copy(value)
     assert np.array_equal(first, value)
     address = first.ctypes.data
-    spares.give_back(first)
+    spares.give_back([first])
     second = spares.copy(value[:3] + 1)
     assert np.array_equal(second, value[:3] + 1)
     assert (second.ctypes.data == address) == (second.nbytes > value.nbytes - LEAST_BYTES)
-    for odd in (None, "text", value, value[::2], np.zeros(3), np.asfortranarray(np.zeros((300, 300)))):
-        spares.give_back(odd)
+    spares.give_back([None, "text", value, value[::2], np.zeros(3), np.asfortranarray(np.zeros((300, 300)))])
     assert spares.copy(np.asfortranarray(np.zeros((300, 300)))).flags.f_contiguous
 
 
 def test_memory_kept_is_bounded() -> None:
     spares = Spares()
     copies = [spares.copy(np.zeros(8 << 20, np.uint8)) for _ in range(12)]
-    for copied in copies:
-        spares.give_back(copied)
+    spares.give_back(copies)
     assert spares._bytes == MOST_BYTES
     del copies
     assert all(spares.copy(np.ones(8 << 20, np.uint8)).all() for _ in range(12))

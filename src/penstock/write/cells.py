@@ -6,12 +6,14 @@ schema wants, what came, and what to do. Knows neither batches nor files.
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.codecs import NdarrayCodec
+from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
 from penstock.errors import ColumnNotFound, SchemaError, close_names
@@ -48,6 +50,40 @@ def encode_cell(field: UnischemaField, value: Any, index: int) -> Any:
 def is_ours(codec: Any) -> bool:
     """Tell whether a codec is one of Penstock's, which take arrays and keep none."""
     return type(codec).__module__.startswith("penstock.codecs")
+
+
+def encode_cells(field: UnischemaField, values: list[Any], first: int) -> list[Any]:
+    """Return the stored forms of values that are not None, or are `Encoded`; the first has the number `first`."""
+    codec, cells = field.codec, []
+    try:
+        for value in values:
+            if type(value) is Encoded or value is None:
+                cells.append(None if value is None else value.cell)
+            else:
+                cells.append(_encode(field, value) if codec is None else codec.encode(field, value))
+    except Exception as error:
+        raise _misfit(first + len(cells), field, values[len(cells)], error) from error
+    return cells
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A cell among values that are still to be encoded."""
+
+    cell: Any
+
+
+def plain_types(field: UnischemaField) -> frozenset[type]:
+    """Return the Python types whose values are stored as they are, found by trying: they need no call each."""
+    if type(field.codec) is not ScalarCodec or field.shape:
+        return frozenset()
+    found = set()
+    for probe in (7, 1.5, True, "text"):
+        with contextlib.suppress(Exception):
+            cell = field.codec.encode(field, probe)
+            if type(cell) is type(probe) and cell == probe:
+                found.add(type(probe))
+    return frozenset(found)
 
 
 def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares | None) -> Any:

@@ -34,16 +34,15 @@ class Pipeline:
         self._encoders = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-encode")
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="penstock-store")
         self._running: deque[tuple[Future[None], int]] = deque()
-        self._encoding: deque[Future[Any]] = deque()
+        self._begun = self._encoded = 0
         self._bytes = 0
         self._error: BaseException | None = None
 
     def submit(self, work: Work) -> None:
         """Take the next work; waits while too many are under way."""
         self._raise()
-        encoded = self._encoders.submit(work.make)
-        self._forget_encoded()  # a future holds its batch
-        self._encoding.append(encoded)
+        encoded = self._encoders.submit(self._encode, work)
+        self._begun += 1
         self._running.append((self._storer.submit(self._finish, encoded), work.num_bytes))
         self._bytes += work.num_bytes
         while len(self._running) > self._most or (self._bytes > AHEAD_BYTES and len(self._running) > 1):
@@ -51,12 +50,13 @@ class Pipeline:
 
     def is_busy(self) -> bool:
         """Tell whether every thread has work, and one more waits: the caller had better encode itself than wait."""
-        self._forget_encoded()
-        return self._helps and len(self._encoding) > self._threads
+        return self._helps and self._begun - self._encoded > self._threads
 
-    def _forget_encoded(self) -> None:
-        while self._encoding and self._encoding[0].done():
-            self._encoding.popleft()
+    def _encode(self, work: Work) -> pa.RecordBatch:
+        try:
+            return work.make()
+        finally:
+            self._encoded += 1  # a count that is off by one now and then costs nothing: it only says who encodes
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Return what a function gives that runs where batches are stored, after all works so far."""
@@ -75,7 +75,6 @@ class Pipeline:
         self._encoders.shutdown(cancel_futures=True)
         self._storer.shutdown(cancel_futures=True)
         self._running.clear()
-        self._encoding.clear()
 
     def _finish(self, encoded: Future[Any]) -> None:
         """Store one batch, in the storing thread; after an error nothing more is stored."""

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import SchemaError
-from penstock.write.cells import array_of, encode_cell, is_ours, is_slow, keep_value, refuse_names
+from penstock.write.cells import (
+    Encoded,
+    array_of,
+    encode_cell,
+    encode_cells,
+    is_ours,
+    is_slow,
+    keep_value,
+    plain_types,
+    refuse_names,
+)
 from penstock.write.spares import Spares
 from penstock.write.tables import checked
 from penstock.write.work import Work
@@ -41,13 +51,6 @@ class Hands:
     """Where the memory of copies goes when they are encoded."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A cell among values that are still to be encoded."""
-
-    cell: Any
-
-
 class RowBuffer:
     """The rows of the batch that is being filled, as columns."""
 
@@ -56,8 +59,8 @@ class RowBuffer:
         if list(fields) != layout.columns.names:
             raise SchemaError("rows cannot follow a table with structs; pass schema=Unischema(...) and rows only")
         self._layout, self._fields = layout, fields
-        self._plan = [(name, field, is_slow(field)) for name, field in fields.items()]
-        self._has_slow = any(slow for _, _, slow in self._plan)
+        self._plan = [(name, field, is_slow(field), plain_types(field)) for name, field in fields.items()]
+        self._has_slow = any(is_slow(field) for field in fields.values())
         self._first, self._hands = first, hands
         self._clear()
 
@@ -77,9 +80,11 @@ class RowBuffer:
             refuse_names(row, self._fields, index=index)
         taken, size = [], 0
         busy = self._has_slow and self._hands.is_busy()
-        for name, field, slow in self._plan:
+        for name, field, slow, plain in self._plan:
             value = row.get(name)
-            if slow and value is not None:
+            if type(value) in plain:
+                size += _NUMBER_BYTES
+            elif slow and value is not None:
                 # By the value's size and not the cell's: where a batch ends must not depend on who was busy.
                 size += getattr(value, "nbytes", _NUMBER_BYTES)
                 value = self._keep(field, value, index, busy=busy)
@@ -94,7 +99,7 @@ class RowBuffer:
 
     def _keep(self, field: UnischemaField, value: Any, index: int, *, busy: bool) -> Any:
         if busy:
-            return _Encoded(encode_cell(field, value, index))
+            return Encoded(encode_cell(field, value, index))
         return keep_value(field, value, index, self._hands.spares if self._hands.copy else None)
 
     def is_full(self, *, rows: int, size: int) -> bool:
@@ -121,14 +126,8 @@ def _make(cells: list[list[Any]], layout: Layout, first: int, hands: Hands) -> p
 
 def _encoded(column: list[Any], field: UnischemaField, first: int, hands: Hands) -> list[Any]:
     """Encode the values of a column; the memory of their copies is free then, unless a codec of the user has them."""
-    cells = []
-    reuse = hands.copy and is_ours(field.codec)
-    for index, value in enumerate(column, first):
-        if type(value) is _Encoded:
-            cells.append(value.cell)
-            continue
-        cells.append(encode_cell(field, value, index))
-        if reuse:
-            hands.spares.give_back(value)
+    cells = encode_cells(field, column, first)
+    if hands.copy and is_ours(field.codec):
+        hands.spares.give_back(column)
     column.clear()
     return cells

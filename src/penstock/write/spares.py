@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 LEAST_BYTES = 64 << 10
@@ -46,14 +48,13 @@ class Spares:
         np.copyto(copied, value)
         return copied
 
-    def give_back(self, copied: Any) -> None:
-        """Take the memory of a copy that nobody looks at any more; anything else is passed over."""
-        memory = getattr(copied, "base", None)
-        while isinstance(memory, np.ndarray) and memory.base is not None:
-            memory = memory.base
-        if not isinstance(memory, np.ndarray) or memory.dtype != np.uint8 or memory.nbytes % _CLASS_BYTES:
-            return
+    def give_back(self, copies: Iterable[Any]) -> None:
+        """Take the memory of copies that nobody looks at any more; anything else is passed over."""
         with self._lock:
-            if self._bytes + memory.nbytes <= MOST_BYTES:
-                self._free[memory.nbytes].append(memory)
-                self._bytes += memory.nbytes
+            for copied in copies:
+                memory = getattr(copied, "base", None)
+                if not isinstance(memory, np.ndarray) or memory.dtype != np.uint8 or memory.nbytes % _CLASS_BYTES:
+                    continue
+                if self._bytes + memory.nbytes <= MOST_BYTES:
+                    self._free[memory.nbytes].append(memory)
+                    self._bytes += memory.nbytes

@@ -174,3 +174,18 @@ def test_attempts_that_failed_leave_no_rows_behind(spark, tmp_path):
     _remove_others(stage, {file.path for file in second})
     left = sorted(path.name for path in (tmp_path / stage.data).glob("*.parquet"))
     assert left == [file.path for file in second]
+
+
+def test_a_transform_makes_the_rows_on_the_executors(spark, tmp_path):
+    written = penstock.spark.write(
+        spark.range(0, 30, 1, 3), tmp_path / "set", POINTS, transform=lambda row: row_of(row["id"])
+    )
+    assert (written.rows, written.files) == (30, 3)
+    assert_rows(rows_at(url_of(tmp_path / "set")), [row_of(i) for i in range(30)])
+    with pytest.raises(SchemaError, match=r"partition \d of the DataFrame, row 0: the transform gave list"):
+        penstock.spark.write(spark.range(2), tmp_path / "no", POINTS, transform=lambda row: [row])
+    with pytest.raises(SchemaError, match=r"row 0, field 'points'.*shape \(4, 3\)"):
+        penstock.spark.write(
+            spark.range(2), tmp_path / "no", POINTS, transform=lambda row: {**row_of(1), "points": np.zeros(2, "f4")}
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]

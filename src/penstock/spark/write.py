@@ -25,6 +25,8 @@ from penstock.dataset.incomplete import ALONE
 from penstock.errors import PenstockError, SchemaError
 from penstock.schema.arrow import arrow_schema
 from penstock.schema.unischema import Unischema
+from penstock.spark.arrays import slices, with_cells
+from penstock.spark.rows import encoded_rows
 from penstock.storage import resolve
 from penstock.write.cells import refuse_names, refuse_null
 from penstock.write.durable import Lock, sync_file
@@ -40,10 +42,12 @@ from penstock.write.writer import summary
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
+_ROWS_AT_ONCE = 256
+"""Rows that become Python values at a time, for a transform."""
 _REPORT = "path string, num_rows long, num_row_groups long, num_bytes long"
 
 
@@ -56,6 +60,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     rows_per_file: int | None = None,
     partition_by: str | Sequence[str] | None = None,
     overwrite: bool = False,
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
     compression: Compression = AUTO,
@@ -66,6 +71,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     number. The dataset appears whole at the end, or not at all.
 
         >>> penstock.spark.write(df.select("id", "points", "label"), "/data/scans", schema)
+        >>> penstock.spark.write(paths, "/data/scans", schema, transform=lambda row: read_scan(row["path"]))
 
     A column of a field with a codec may hold lists (nested as deep as the field has dimensions, or flat), ML vectors,
     the raw bytes of arrays of fixed shape, or cells that the codec has encoded already. Other columns hold plain
@@ -82,6 +88,8 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         partition_by: columns that become folders (`name=value`) instead of being stored in the files.
         overwrite: replace the dataset at `url` if there is one; old or new is there at any time. A folder with anything
             but Parquet in it is never replaced.
+        transform: makes a row of the schema's values (a dict, as `penstock.write` takes) of each row of the DataFrame
+            (a dict of its columns), on the executors: what `rdd.map` is in Petastorm, without the way through the JVM.
         storage_options: for the filesystem of a URL; sent to the executors.
         filesystem: a pyarrow or fsspec filesystem to use instead; it must pickle.
         compression: Parquet's codec, or one for each column; "auto" is snappy, and none for images and zipped arrays.
@@ -95,7 +103,8 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     names = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by or ())
     options = WriteOptions(row_group_bytes, rows_per_file, names, overwrite, compression)
     layout = plan_layout(schema, arrow_schema(schema), names)
-    _check_columns(df.columns, layout)
+    if transform is None:
+        _check_columns(df.columns, layout)
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
     stage = choose(Place(fs, path.rstrip("/") or path), options)
     facts = facts_of(layout, overwrite=overwrite)
@@ -105,7 +114,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         lock.take()
         journal.begin({**facts, "cure": "run the Spark job again (it begins anew)"})
         target = _Target(str(url), storage_options, filesystem, stage.data)
-        files = _run(df, _Task(target, layout, options))
+        files = _run(df, _Task(target, layout, options, transform))
         _remove_others(stage, {file.path for file in files})
         files = finish(stage, facts, files)
         lock.give_back()
@@ -187,6 +196,7 @@ class _Task:
     target: _Target
     layout: Layout
     options: WriteOptions
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -221,14 +231,26 @@ class _Task:
         return done
 
     def _pump(self, batches: Iterable[pa.RecordBatch], writer: FileWriter) -> None:
-        from penstock.spark.arrays import slices, with_cells
-
         first = 0
         for whole in batches:
             for batch in slices(whole):
-                for work in table_works(with_cells(batch, self.layout, first), self.layout, first):
-                    writer.add(work.make())
+                for stored in self._stored(batch, first):
+                    writer.add(stored)
                 first += batch.num_rows
+
+    def _stored(self, batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
+        """Give the rows of a batch in storage form."""
+        if self.transform is not None:
+            rows = (self.transform(row) for row in _each(batch))
+            yield from encoded_rows(rows, self.layout, first)
+            return
+        for work in table_works(with_cells(batch, self.layout, first), self.layout, first):
+            yield work.make()
+
+
+def _each(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+        yield from batch.slice(start, _ROWS_AT_ONCE).to_pylist()
 
 
 def _task_options(options: WriteOptions, token: str) -> _TaskOptions:

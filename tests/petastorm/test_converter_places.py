@@ -33,7 +33,7 @@ def databricks(monkeypatch: pytest.MonkeyPatch) -> None:
         ("dbfs:/Volumes/main/v/cache", "dbfs:/Volumes/main/v/cache", "file:///Volumes/main/v/cache"),
         ("file:/Volumes/main/v/cache", "dbfs:/Volumes/main/v/cache", "file:///Volumes/main/v/cache"),
         ("dbfs:/a b", "dbfs:/a b", "file:///dbfs/a%20b"),
-        ("file:///tmp/x", "file:///tmp/x", "file:///tmp/x"),
+        ("file:///data/x", "file:///data/x", "file:///data/x"),
     ],
 )
 @pytest.mark.usefixtures("databricks")
@@ -52,13 +52,13 @@ def test_dbfs_has_no_host() -> None:
 
 @pytest.mark.usefixtures("databricks")
 def test_a_folder_of_one_machine_of_a_cluster_is_told() -> None:
-    with pytest.warns(PenstockWarning, match=r"file:///tmp/x lies on the disk of each machine.*Use dbfs:/"):
-        _places.warn_if_not_shared(place_of("file:///tmp/x", None))
+    with pytest.warns(PenstockWarning, match=r"file:///data/x lies on the disk of each machine.*Use dbfs:/"):
+        _places.warn_if_not_shared(place_of("file:///data/x", None))
 
 
 @pytest.mark.filterwarnings("error")
 def test_no_warning_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    _places.warn_if_not_shared(place_of("file:///tmp/x", None))
+    _places.warn_if_not_shared(place_of("file:///data/x", None))
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "15.4")
     _places.warn_if_not_shared(place_of("dbfs:/x", None))
 

@@ -123,7 +123,7 @@ def test_what_does_not_fit_names_row_and_field(column, dtype, shape, match):
 
 def test_batches_are_cut_by_bytes(monkeypatch):
     monkeypatch.setattr("penstock.spark.arrays.SLICE_BYTES", 800)
-    batch = pa.record_batch({"x": pa.array(np.arange(1000))})
+    batch = pa.RecordBatch.from_arrays([pa.array(np.arange(1000))], ["x"])
     parts = list(slices(batch))
     assert [len(part) for part in parts] == [100] * 10
     assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([batch]))

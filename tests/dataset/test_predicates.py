@@ -35,6 +35,9 @@ def is_even(value):
 class Odd(PredicateBase):
     """A user's own predicate, which works on a row and on a DataFrame."""
 
+    def __repr__(self):
+        return "Odd()"
+
     def get_fields(self):
         return {"id"}
 

@@ -95,9 +95,7 @@ class TestLocalDiskCache:
             assert again[name].dtype == values.dtype
             assert again[name].flags.writeable
 
-    @pytest.mark.parametrize(
-        "value", [object(), {1, 2}, np.array([object()]), np.zeros(2, "i4,f4"), ChunkCache], ids=str
-    )
+    @pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), np.zeros(2, "i4,f4"), ChunkCache])
     def test_values_of_other_kinds_are_made_anew(self, tmp_path, value):
         cache, calls = LocalDiskCache(tmp_path, 10**6, 10), []
         for _ in range(2):

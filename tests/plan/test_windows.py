@@ -213,7 +213,7 @@ def test_objects_take_the_plain_path():
         (np.array([1, 2]), "1", "must be a number or a timedelta"),
         (np.array([1, 2]), None, "must be a number or a timedelta"),
         (np.array([1, 2]), float("nan"), "must be a number or a timedelta"),
-        (np.array([1, 2]), np.timedelta64("NaT"), "must be a number or a timedelta"),
+        (np.array([1, 2]), np.timedelta64("NaT", "s"), "must be a number or a timedelta"),
         (np.array([1, 2]), 1j, "must be a number or a timedelta"),
     ],
 )

@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.codecs.arrow_kinds import NATIVE, Fixed, form_of, natural_kind, temporal_dtype, tensor_order
 from penstock.codecs.arrow_memory import Lists, bits, decimals, decoded, lists, numbers, texts, validity
 from penstock.codecs.base import CellError
+from penstock.codecs.times import in_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,7 +254,7 @@ _READERS: dict[str, Callable[[Any, np.dtype[Any]], Any]] = {
 def _cast(values: NDArray[Any], valid: NDArray[np.bool_] | None, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Convert to another dtype; a value that does not survive is a CellError with its row."""
     with np.errstate(all="ignore"):
-        found = values.astype(dtype)
+        found = in_unit(values, dtype) if values.dtype.kind in "mM" else values.astype(dtype)
         lost = _lost(values, found)
     if valid is not None:
         lost &= np.broadcast_to(_widened(valid, values), values.shape)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.codecs.times import in_unit
 from penstock.dataset.predicates_decode import row_values
 from penstock.errors import UnsupportedType
 
@@ -130,7 +131,7 @@ def _is_odd(values: NDArray[Any]) -> bool:
 def _nanoseconds(values: NDArray[Any], make: Make) -> Any:
     """Return times as int64 nanoseconds; as a list where one is null, or too far away for that."""
     if not np.isnat(values).any():
-        fine = values.astype(f"{values.dtype.kind}8[ns]")
+        fine = in_unit(values, f"{values.dtype.kind}8[ns]")
         if (fine.astype(values.dtype) == values).all():
             return make(fine.view(np.int64))
     return [None if np.isnat(value) else value for value in values]

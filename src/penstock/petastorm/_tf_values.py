@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from penstock.codecs.times import in_unit
 from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _nanoseconds(kind: Kind, values: NDArray[Any]) -> NDArray[np.int64]:
         values = np.array(flat, kind.source).reshape(values.shape)
     if np.isnat(values).any():
         _refuse_null(kind)
-    nanos = values.astype(f"{values.dtype.kind}8[ns]", copy=False)
+    nanos = in_unit(values, f"{values.dtype.kind}8[ns]")
     if (nanos.astype(values.dtype) != values).any():
         raise SchemaError(f"field {kind.name!r} has times that nanoseconds in 64 bits cannot tell")
     return nanos.view(np.int64)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from penstock.codecs.times import in_unit
 from penstock.errors import PlanError, SchemaError, UnsupportedType
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _nanoseconds(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
     """Return times as int64 nanoseconds since 1970, or durations in nanoseconds; NaT is the least int64."""
     target = np.dtype(f"{values.dtype.kind}8[ns]")
     try:
-        exact = values if values.dtype == target else values.astype(target)
+        exact = values if values.dtype == target else in_unit(values, target)
         same = exact is values or bool(((exact.astype(values.dtype) == values) | np.isnat(values)).all())
     except TypeError:  # months and years of a duration have no length
         same, exact = False, values

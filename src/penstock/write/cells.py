@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
+from penstock.codecs.times import in_unit
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 from penstock.write.arrays import quick_array
 
@@ -191,7 +192,7 @@ def _in_unit(cell: Any, unit: str) -> Any:
     """Return a time in the unit of its column, which Arrow asks for; one with finer digits stays, and is refused."""
     if not isinstance(cell, np.datetime64):
         return cell
-    found = cell.astype(f"M8[{unit}]")
+    found = in_unit(np.asarray(cell), f"M8[{unit}]")[()]
     return found if np.isnat(cell) or found == cell else cell
 
 

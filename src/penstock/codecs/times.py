@@ -30,8 +30,9 @@ def in_unit(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
 def in_unit_or_nat(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return times as `dtype`, which is finer than that of the values; NaT where one does not fit, or just does."""
     unit, count = np.datetime_data(values.dtype)
-    length = {"Y": 366, "M": 31}.get(unit)  # in days: these have no fixed length
-    one: Any = np.timedelta64(count, unit) if length is None else np.timedelta64(count * length, "D")
+    if unit in "YM":  # years and months have no fixed length
+        unit, count = "D", 366 * count
+    one = np.array(count, f"m8[{unit}]")
     # One unit inside the ends: rounding there overflows too.
     most = np.iinfo(np.int64).max - int(one.astype(f"m8[{np.datetime_data(dtype)[0]}]").astype(np.int64))
     least, last = np.array([-most, most]).view(dtype).astype(values.dtype)

@@ -51,7 +51,9 @@ def work(folder: Path, eviction: str, seed: int) -> None:
 
 
 def start(folder: Path, eviction: str, seed: int) -> int:
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, Arrow's: the child does not use them
+        pid = os.fork()
     if pid == 0:
         try:
             work(folder, eviction, seed)

@@ -57,7 +57,7 @@ def test_batches_are_asked_for_as_they_are_written(tmp_path: Path) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         for number in range(200):
             made.append(number)
-            yield pa.record_batch({"x": np.zeros(1 << 17)})
+            yield pa.RecordBatch.from_pydict({"x": np.zeros(1 << 17)})
             if number == 50:
                 raise ZeroDivisionError
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_kinds import scalar_dtype
 from penstock.codecs.base import storage_type
 from penstock.codecs.scalar import default_storage_type
 
@@ -56,7 +57,7 @@ def _scalar(field: UnischemaField, rng: np.random.Generator) -> Any:
     """Return a scalar that its column holds: an unsigned field may be stored in a signed column of its own size."""
     dtype = np.dtype(field.numpy_dtype)
     if dtype.kind in "iu" and pa.types.is_integer(stored := _stored(field)):
-        limits = [np.iinfo(dtype), np.iinfo(stored.to_pandas_dtype())]
+        limits = [np.iinfo(dtype), np.iinfo(scalar_dtype(stored))]
         low, high = max(int(limit.min) for limit in limits), min(int(limit.max) for limit in limits)
         return dtype.type(rng.integers(low, high, dtype=dtype.type, endpoint=True))
     if dtype.kind == "M" and pa.types.is_date(_stored(field)):

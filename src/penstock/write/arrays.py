@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_kinds import scalar_dtype
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -52,7 +54,7 @@ def quick_column(values: NDArray[Any], kind: pa.DataType, mask: NDArray[np.bool_
     """
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         return pa.array(values, kind, mask=mask)
-    stored = values if pa.types.is_boolean(kind) else values.astype(np.dtype(kind.to_pandas_dtype()), copy=False)
+    stored = values if pa.types.is_boolean(kind) else values.astype(scalar_dtype(kind), copy=False)
     return _from_numpy(stored, kind, None if mask is None else ~mask)
 
 

@@ -114,7 +114,7 @@ CASES = (
             name=f"jpeg-{face}",
             title=f"JPEGs of 256x256, shuffled, {words}",
             dataset="p_jpeg",
-            epochs=2,
+            epochs=4,  # worker processes and TensorFlow take half a second to start
             aim=aim,
             face=face,
         )

@@ -22,9 +22,9 @@ TAKEN = {"jpeg": 6_000, "npy": 60_000, "table": 2_000_000, "tf-jpeg": 6_000}
 def measure(package: str, folder: Path, case: str) -> dict[str, Any]:
     """Read one epoch and return what it took."""
     root = importlib.import_module(package)
+    _ = root.make_reader, root.make_batch_reader  # which may import more
     loaders = importlib.import_module(f"{package}.{'tf_utils' if case == 'tf-jpeg' else 'pytorch'}")
-    if case == "tf-jpeg":
-        importlib.import_module("tensorflow").zeros(1)
+    importlib.import_module("tensorflow" if case == "tf-jpeg" else "torch").zeros(1)
     start, rows = time.perf_counter(), 0
     for count in {"jpeg": _jpeg, "npy": _npy, "table": _table, "tf-jpeg": _tf_jpeg}[case](root, loaders, folder):
         rows += count

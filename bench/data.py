@@ -332,17 +332,10 @@ def generate(dataset: Dataset, folder: Path) -> Path:
 def make_readable_by_petastorm(path: Path) -> None:
     """Add to a dataset's `_common_metadata` what Petastorm's readers ask for."""
     import penstock
-    from penstock.dataset.index_store import ROW_GROUPS_PER_FILE_KEY
-    from penstock.schema.petastorm_dump import dump_row_group_counts, dump_unischema
-    from penstock.schema.stored import PETASTORM_SCHEMA_KEY
+    from penstock.dataset.store_schema import store_schema
 
-    counts = {file.name: pq.read_metadata(file).num_row_groups for file in sorted(path.glob("*.parquet"))}
-    stored = pq.read_schema(path / "_common_metadata")
-    pairs = {
-        PETASTORM_SCHEMA_KEY: dump_unischema(penstock.open(str(path)).schema),
-        ROW_GROUPS_PER_FILE_KEY: dump_row_group_counts(counts),
-    }
-    pq.write_metadata(stored.with_metadata({**stored.metadata, **pairs}), path / "_common_metadata")
+    dataset = penstock.open(str(path))
+    store_schema(dataset._source, dataset.schema, summary=False)
 
 
 def _show(dataset: Dataset, done: int) -> None:

@@ -1,14 +1,15 @@
-"""A word to threads of ours that call a user's function many times: stop after the call you are in.
+"""How threads of ours are stopped: after the call they are in, and without a lock lost on the way.
 
 Whoever stops the work sets an event; the thread works inside `until(event)`, and loops over the user's function ask
-`is_halted()` between two calls. Starts and joins nothing itself.
+`is_halted()` between two calls. A consumer waits by `wait_in`, which Ctrl-C may end at any moment. Starts and joins
+nothing itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,3 +32,16 @@ def is_halted() -> bool:
     """Tell whether the work that this thread does was stopped."""
     halted = getattr(_running, "halted", None)
     return halted is not None and halted.is_set()
+
+
+def wait_in(lock: Any, cond: threading.Condition, seconds: float) -> None:
+    """Wait for a condition inside `with lock:`, an RLock and the condition's own; it is held after that in any case.
+
+    Ctrl-C just after `Condition.wait` has let go of its lock would leave it so, and the `with` would fail at its end.
+    """
+    try:
+        cond.wait(seconds)
+    except BaseException:
+        if not lock._is_owned():
+            lock.acquire()
+        raise

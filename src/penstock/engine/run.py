@@ -37,6 +37,7 @@ from penstock.engine.chunk import Chunk
 from penstock.engine.memory import release_unused
 from penstock.engine.window import EpochWork
 from penstock.errors import LoaderClosed
+from penstock.halt import wait_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -196,12 +197,7 @@ class Run:
     def _one_more_or_wait(self) -> None:
         """Serial: do one task here, with the lock released around it. Otherwise wait for the workers."""
         if self._limits.workers:
-            try:
-                self._cond.wait(_LOOK_S)
-            except BaseException:
-                if not cast("Any", self._lock)._is_owned():  # Ctrl-C just after the wait had let go of it
-                    self._lock.acquire()
-                raise
+            wait_in(self._lock, self._cond, _LOOK_S)
             return
         task = self._pick()
         if task is None:

@@ -18,6 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import LoaderClosed
+from penstock.halt import wait_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,7 @@ class Feed:
             while not self._ready:
                 if self._stopped:
                     raise LoaderClosed("the loader was closed, or another iterator was made, while a batch was awaited")
-                self._wait()
+                wait_in(self._lock, self._cond, _LOOK_S)
             good, found = self._ready.popleft()
         try:
             if not good:
@@ -84,14 +85,6 @@ class Feed:
             del found  # an error's traceback holds this frame
             with self._lock:
                 self._cond.notify_all()
-
-    def _wait(self) -> None:
-        try:
-            self._cond.wait(_LOOK_S)
-        except BaseException:
-            if not cast("Any", self._lock)._is_owned():  # Ctrl-C just after the wait had let go of it
-                self._lock.acquire()
-            raise
 
     def _work(self) -> None:
         while self._room():

@@ -1,7 +1,7 @@
 """A dict of equally long columns to works: arrays and lists are encoded, Arrow columns are taken as stored.
 
 First stage for dicts of columns. Slices are encoded by `pipeline` like any work; numbers that are stored as they stand
-pass without a look at any of them. `copy` says whether the caller may change its arrays while the works are waiting.
+pass without a look at any of them. `hands` says whether the caller may change its arrays while the works are waiting.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
     from penstock.schema.unischema import UnischemaField
     from penstock.write.layout import Layout
+    from penstock.write.rows import Hands
 
 
-def column_works(columns: Mapping[str, Any], layout: Layout, first: int, *, start: int, copy: bool) -> Iterator[Work]:
+def column_works(columns: Mapping[str, Any], layout: Layout, first: int, *, start: int, hands: Hands) -> Iterator[Work]:
     """Cut a dict of columns into works, from its row `start` on; that row has the number `first`."""
     count = length(columns)
     refuse_names(columns, layout.columns.names)
     while start < count:
-        stop = min(start + _step(columns, start), count)
-        parts = {name: _part(column, start, stop, copy=copy) for name, column in columns.items()}
+        stop = min(start + _step(columns, start, hands.batch_bytes), count)
+        parts = {name: _part(column, start, stop, copy=hands.copy) for name, column in columns.items()}
         size = sum(int(getattr(part, "nbytes", 8 * (stop - start))) for part in parts.values())
         yield Work(first, stop - start, size, partial(_make, parts, layout, first, stop - start))
         first, start = first + stop - start, stop
@@ -51,12 +52,12 @@ def length(columns: Mapping[str, Any]) -> int:
     return next(iter(lengths.values()), 0)
 
 
-def _step(columns: Mapping[str, Any], start: int) -> int:
+def _step(columns: Mapping[str, Any], start: int, most_bytes: int) -> int:
     """Return how many rows to encode at a time: fewer where rows are large."""
     if all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns.values()):
         return work.TABLE_ROWS
     size = sum(int(getattr(column[start], "nbytes", 8)) for column in columns.values())
-    return max(1, min(work.BATCH_ROWS, work.BATCH_BYTES // max(size, 1)))
+    return max(1, min(work.BATCH_ROWS, most_bytes // max(size, 1)))
 
 
 def _part(column: Any, start: int, stop: int, *, copy: bool) -> Any:

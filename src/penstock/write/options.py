@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import PlanError
+from penstock.write import work
 
 ROW_GROUP_BYTES = 16 << 20
 """Encoded bytes of a row group: large enough to read at full speed, small enough that 24 of them fit a shuffle window
@@ -61,6 +62,12 @@ class WriteOptions:
     def threads(self) -> int:
         """Threads that encode."""
         return self.workers or available_cores()
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Rows and bytes that are encoded in one go: no more than a file's, and about a row group's at most."""
+        rows = min(work.BATCH_ROWS, self.rows_per_file or work.BATCH_ROWS)
+        return rows, min(work.BATCH_BYTES, max(self.row_group_bytes, work.LEAST_BATCH_BYTES))
 
     @property
     def prefix(self) -> str:

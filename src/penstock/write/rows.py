@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import SchemaError
+from penstock.write import work
 from penstock.write.cells import (
     Encoded,
     array_of,
@@ -47,6 +48,10 @@ class Hands:
     """Whether the other threads have enough to do: then the caller's encodes as well, which spares a copy."""
     copy: bool
     """Whether values may change once the row is taken, so that what waits has to be a copy."""
+    batch_rows: int = work.BATCH_ROWS
+    """Rows after which a batch is closed."""
+    batch_bytes: int = work.BATCH_BYTES
+    """Bytes of values after which a batch is closed."""
     spares: Spares = dataclasses.field(default_factory=Spares)
     """Where the memory of copies goes when they are encoded."""
 
@@ -102,17 +107,17 @@ class RowBuffer:
             return Encoded(encode_cell(field, value, index))
         return keep_value(field, value, index, self._hands.spares if self._hands.copy else None)
 
-    def is_full(self, *, rows: int, size: int) -> bool:
-        """Tell whether the batch has that many rows or bytes."""
-        return self.num_rows >= rows or self._bytes >= size
+    def is_full(self) -> bool:
+        """Tell whether the batch is large enough to be encoded."""
+        return self.num_rows >= self._hands.batch_rows or self._bytes >= self._hands.batch_bytes
 
     def take(self) -> Work:
         """Return the rows so far as one work, and begin the next batch."""
         make = partial(_make, self._cells, self._layout, self._first, self._hands)
-        work = Work(self._first, self.num_rows, self._bytes, make)
+        taken = Work(self._first, self.num_rows, self._bytes, make)
         self._first += self.num_rows
         self._clear()
-        return work
+        return taken
 
 
 def _make(cells: list[list[Any]], layout: Layout, first: int, hands: Hands) -> pa.RecordBatch:

@@ -18,7 +18,6 @@ import pyarrow as pa
 from penstock.errors import SchemaError
 from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
-from penstock.write import work
 from penstock.write.columns import column_works, length
 from penstock.write.layout import Layout, plan_layout
 from penstock.write.rows import Hands, RowBuffer
@@ -194,7 +193,7 @@ def works(data: Any, layout: Layout, first: int, *, skip: int, hands: Hands) -> 
     if isinstance(data, pa.Table | pa.RecordBatch):
         return table_works(data.slice(skip), layout, first)
     if isinstance(data, Mapping):
-        return column_works(data, layout, first, start=skip, copy=hands.copy)
+        return column_works(data, layout, first, start=skip, hands=hands)
     if isinstance(data, pa.RecordBatchReader):
         return _from_tables(data, layout, first, skip)
     if isinstance(data, Tables):
@@ -216,7 +215,7 @@ def _from_rows(rows: Iterable[Any], layout: Layout, first: int, hands: Hands) ->
     buffer = RowBuffer(layout, first, hands)
     for row in rows:
         buffer.add(row)
-        if buffer.is_full(rows=work.BATCH_ROWS, size=work.BATCH_BYTES):
+        if buffer.is_full():
             yield buffer.take()
     if buffer.num_rows:
         yield buffer.take()

@@ -106,7 +106,7 @@ class Writer:
         self._lock = Lock(fs, own)
         self._journal = Journal(fs, own, self._stage.data)
         self._rows = 0
-        self._hands = Hands(self._is_busy, copy=True)
+        self._hands = Hands(self._is_busy, True, *self._options.batch)
         self._buffer: RowBuffer | None = None
         self._files: FileWriter | None = None
         self._pipeline: Pipeline | None = None
@@ -151,7 +151,7 @@ class Writer:
         if self._buffer is None:
             self._buffer = RowBuffer(self._ready([row]), self._rows, self._hands)
         self._buffer.add(row)
-        if self._buffer.is_full(rows=work.BATCH_ROWS, size=work.BATCH_BYTES):
+        if self._buffer.is_full():
             self._flush()
 
     def extend(self, data: Any) -> None:

@@ -74,7 +74,7 @@ def test_a_part_that_is_missing_or_not_finished_is_named(url: str) -> None:
     with pytest.raises(DatasetIncomplete, match=r"part 1 \(missing\), 2 \(not finished\)"):
         penstock.commit(url, parts=3)
     writer.commit()
-    with pytest.raises(DatasetIncomplete, match=r"part 1 \(missing\), 2 \(too many: parts=2\)"):
+    with pytest.raises(StateMismatch, match=r"has a part 2 though parts=2.*penstock.discard"):
         penstock.commit(url, parts=2)
     assert penstock.commit(url).rows == 11
 

@@ -40,8 +40,11 @@ def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
     if types == {int} and pa.types.is_integer(kind):
         return _integers(cells, kind, valid)
     if types == {float} and (pa.types.is_float64(kind) or pa.types.is_float32(kind)):
-        with np.errstate(over="ignore"):  # too large for 32 bits: infinite, as Arrow has it
-            return _from_numpy(np.array(cells, np.float64 if pa.types.is_float64(kind) else np.float32), kind, valid)
+        with np.errstate(over="ignore"):
+            values = np.array(cells, np.float64 if pa.types.is_float64(kind) else np.float32)
+        if pa.types.is_float32(kind) and np.isinf(values).any():  # or too large for 32 bits
+            return None
+        return _from_numpy(values, kind, valid)
     if types == {bool} and pa.types.is_boolean(kind):
         return _from_numpy(np.array(cells, np.bool_), kind, valid)
     return None

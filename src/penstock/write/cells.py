@@ -21,7 +21,7 @@ from penstock.errors import ColumnNotFound, SchemaError, close_names
 from penstock.write.arrays import quick_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from penstock.schema.unischema import UnischemaField
     from penstock.write.spares import Spares
@@ -39,6 +39,8 @@ def is_slow(field: UnischemaField) -> bool:
 
 def encode_cell(field: UnischemaField, value: Any, index: int) -> Any:
     """Return the stored form of a value of row `index`; None stays None where the field allows it."""
+    if isinstance(value, np.ma.MaskedArray):
+        value = unmasked(field, value, index)
     if value is None:
         refuse_null(field, index)
         return None
@@ -46,6 +48,21 @@ def encode_cell(field: UnischemaField, value: Any, index: int) -> Any:
         return _encode(field, value)
     except Exception as error:
         raise _misfit(index, field, value, error) from error
+
+
+def unmasked(field: UnischemaField, value: Any, index: int) -> Any:
+    """Return the values of a masked array: None where all are masked, in a list None for those that are."""
+    mask = np.ma.getmaskarray(value)
+    if value is np.ma.masked or (mask.size and mask.all()):
+        return None
+    if not mask.any():
+        return np.ma.getdata(value)
+    if field.codec is None:
+        return value.tolist()
+    raise SchemaError(
+        f"row {index}, field {field.name!r}: {mask.sum()} of the array's {mask.size} values are masked, which "
+        f"{field.codec} cannot store; fill them (value.filled(...)), or store a list (codec=None)"
+    )
 
 
 def is_ours(codec: Any) -> bool:
@@ -79,7 +96,7 @@ def plain_types(field: UnischemaField) -> frozenset[type]:
     if type(field.codec) is not ScalarCodec or field.shape:
         return frozenset()
     found = set()
-    for probe in (7, 1.5, True, "text"):
+    for probe in (7, 1.5, True, "text"):  # floats that 32 bits cannot hold are found in `array_of`
         with contextlib.suppress(Exception):
             cell = field.codec.encode(field, probe)
             if type(cell) is type(probe) and cell == probe:
@@ -93,6 +110,11 @@ def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares | N
     Pictures of Pillow, and whatever else says it is an array, become arrays here.
     """
     given = value
+    if isinstance(value, np.ma.MaskedArray):
+        value = unmasked(field, value, index)
+        if value is None:
+            refuse_null(field, index)
+            return None
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__array_interface__"):
             return value
@@ -102,7 +124,7 @@ def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares | N
             check_array(field, value)
         except ValueError as error:
             raise _misfit(index, field, value, error) from error
-    return spares.copy(value) if spares is not None and value is given else value
+    return spares.copy(value) if spares is not None and (value is given or value.base is given) else value
 
 
 def _encode(field: UnischemaField, value: Any) -> Any:
@@ -111,8 +133,47 @@ def _encode(field: UnischemaField, value: Any) -> Any:
         if not isinstance(value, np.ndarray) and hasattr(value, "__array_interface__") and has_cells(codec):
             value = np.asarray(value)  # a picture of Pillow, say
         return codec.encode(field, value)
+    if field.shape:
+        return _list(field, value)
+    if _is_typed(field):
+        if isinstance(value, str | bytes) and not issubclass(field.numpy_dtype, np.str_):
+            raise ValueError(f"{value!r:.50} is text")
+        return _SCALAR.encode(field, value)
     keep = not isinstance(value, np.generic) or isinstance(value, np.datetime64 | np.timedelta64)
     return value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
+
+
+_SCALAR = ScalarCodec()
+
+
+def _is_typed(field: UnischemaField) -> bool:
+    kind = field.numpy_dtype
+    return isinstance(kind, type) and issubclass(kind, np.number | np.bool_ | np.str_)
+
+
+def _list(field: UnischemaField, value: Any) -> Any:
+    """Return the cell of a list column; ValueError for a number that its dtype does not hold: Arrow would cut it."""
+    if not _is_typed(field) or issubclass(field.numpy_dtype, np.str_):
+        return value
+    flat = value.ravel() if isinstance(value, np.ndarray) else np.array(list(_leaves(value)))
+    kind = np.dtype(field.numpy_dtype)
+    if not flat.size or flat.dtype == kind or flat.dtype.kind not in "biuf":
+        return value  # what is no number at all Arrow refuses
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = flat.astype(kind)
+    lost = (stored != flat) if kind.kind in "iu" else (np.isinf(stored) & ~np.isinf(flat))
+    if kind.kind != "b" and lost.any():
+        raise ValueError(f"{flat[int(lost.argmax())]} is no {kind.name}")
+    return value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the values of nested lists but for nulls."""
+    if isinstance(value, list | tuple | np.ndarray):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield value
 
 
 def _misfit(index: int, field: UnischemaField, value: Any, reason: Exception) -> SchemaError:
@@ -164,13 +225,17 @@ def refuse_names(names: Iterable[str], known: Mapping[str, Any] | Sequence[str],
 def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
     """Return encoded cells as a column of the stored type; SchemaError names the first row that does not fit it."""
     quick = quick_array(cells, stored.type)
-    if quick is not None:
-        return quick
+    return refuse_nulls(_slow_array(cells, stored, first) if quick is None else quick, stored, first)
+
+
+def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
+    if pa.types.is_float32(stored.type):
+        _refuse_large(cells, stored.name, first)
     if pa.types.is_nested(stored.type):  # Arrow takes lists of lists, not arrays of more than one dimension
         cells = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
     if pa.types.is_date(stored.type):  # Arrow takes Python's dates here, not NumPy's
         cells = [cell.astype("M8[D]").item() if isinstance(cell, np.datetime64) else cell for cell in cells]
-    if pa.types.is_timestamp(stored.type):
+    if pa.types.is_timestamp(stored.type) or pa.types.is_duration(stored.type):
         cells = [_in_unit(cell, stored.type.unit) for cell in cells]
     try:
         if pa.types.is_timestamp(stored.type) and stored.type.tz:  # NumPy's times have no zone: instants in UTC
@@ -190,23 +255,44 @@ def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
 
 def _in_unit(cell: Any, unit: str) -> Any:
     """Return a time in the unit of its column, which Arrow asks for; one with finer digits stays, and is refused."""
-    if not isinstance(cell, np.datetime64):
+    if not isinstance(cell, np.datetime64 | np.timedelta64):
         return cell
-    found = in_unit(np.asarray(cell), f"M8[{unit}]")[()]
+    found = in_unit(np.asarray(cell), f"{cell.dtype.kind}8[{unit}]")[()]
     return found if np.isnat(cell) or found == cell else cell
 
 
-def check_limits(column: pa.Array, name: str, limits: np.iinfo[Any], first: int) -> None:
-    """Refuse a number that the stored type holds and the field's does not: it would come back as another."""
+def _refuse_large(cells: list[Any], name: str, first: int) -> None:
+    """Refuse a number that would be stored as infinite."""
+    for index, cell in enumerate(cells, first):
+        if isinstance(cell, int | float | np.number) and np.isfinite(cell):
+            with np.errstate(over="ignore"):
+                if np.isinf(np.float32(cell)):
+                    raise SchemaError(
+                        f"row {index}, field {name!r}: {cell} is larger than any float32; scale the value, or give the "
+                        "field the dtype float64"
+                    )
+
+
+def check_limits(column: pa.Array, name: str, limits: Any, first: int) -> None:
+    """Refuse a number that the stored type holds and the field's does not: it would come back as another.
+
+    `limits` is NumPy's `iinfo` or `finfo` of the field's dtype; a list column is looked at value by value.
+    """
     import pyarrow.compute as pc
 
+    rows = np.arange(first, first + len(column))
+    while pa.types.is_nested(column.type):
+        rows = rows[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)]
+        column = pc.list_flatten(column)
+    if isinstance(limits, np.finfo):  # what is infinite or no number may stay so
+        column = pc.if_else(pc.is_finite(column), column, pa.scalar(0, column.type))
+    least, most = (float(limits.min), float(limits.max)) if isinstance(limits, np.finfo) else (limits.min, limits.max)
     found = pc.min_max(column)
-    least, most = found["min"].as_py(), found["max"].as_py()
-    if least is None or (least >= limits.min and most <= limits.max):
+    if found["min"].as_py() is None or (found["min"].as_py() >= least and found["max"].as_py() <= most):
         return
-    outside = pc.or_(pc.less(column, limits.min), pc.greater(column, limits.max))
+    outside = pc.or_(pc.less(column, least), pc.greater(column, most))
     index = outside.to_pylist().index(True)
     raise SchemaError(
-        f"row {first + index}, field {name!r}: {column[index].as_py()} is not within {limits.min} to {limits.max}, "
+        f"row {rows[index]}, field {name!r}: {column[index].as_py()} is not within {least} to {most}, "
         f"the numbers of {limits.dtype}; convert the value, or give the field a wider dtype"
     )

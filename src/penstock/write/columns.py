@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_kinds import scalar_dtype
 from penstock.errors import SchemaError
 from penstock.write import work
 from penstock.write.arrays import quick_column
@@ -68,13 +69,15 @@ def _part(column: Any, start: int, stop: int, *, copy: bool) -> Any:
 def _make(parts: Mapping[str, Any], layout: Layout, first: int, count: int) -> pa.RecordBatch:
     arrays = []
     for stored in layout.columns:
-        field = layout.unischema.fields[stored.name]
+        field = layout.unischema.fields.get(stored.name)  # a struct has none: its members have
         part = parts.get(stored.name)
         if part is None:
-            refuse_null(field, first)
+            refuse_null(field or stored, first)
             arrays.append(pa.nulls(count, stored.type))
         elif isinstance(part, pa.Array | pa.ChunkedArray):
             arrays.append(stored_column(part, stored, layout, first))
+        elif field is None:
+            arrays.append(array_of(list(part), stored, first))
         else:
             arrays.append(_column(part, field, stored, first))
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
@@ -86,7 +89,7 @@ def _column(part: Any, field: UnischemaField, stored: pa.Field, first: int) -> p
         return refuse_nulls(quick_column(np.ma.getdata(part), stored.type, mask), stored, first)
     cells = []
     for index, value in enumerate(part, first):
-        cells.append(encode_cell(field, None if value is np.ma.masked else value, index))
+        cells.append(encode_cell(field, value, index))
     return array_of(cells, stored, first)
 
 
@@ -99,4 +102,5 @@ def _is_plain(part: Any, field: UnischemaField, stored: pa.Field) -> bool:
         and field.shape == ()
         and part.dtype == np.dtype(field.numpy_dtype)
         and pa.types.is_primitive(stored.type)
+        and np.can_cast(part.dtype, scalar_dtype(stored.type), "safe")
     )

@@ -112,6 +112,8 @@ class FileWriter:
 
     sync_soon: Callable[[str], None] | None = None
     """Told the path of an open file that has grown by a row group."""
+    check: Callable[[], None] | None = None
+    """Raises where no more files are wanted; asked before each."""
 
     def __init__(self, place: tuple[FileSystem, str], layout: Layout, options: WriteOptions, checkpoint: Tell) -> None:
         self._fs, self._root = place
@@ -219,6 +221,8 @@ class FileWriter:
         return folder.file_bytes >= FILE_BYTES
 
     def _open(self, folder: _Folder, schema: pa.Schema) -> None:
+        if self.check is not None:
+            self.check()
         path = posixpath.join(self._root, folder.path)
         self._fs.create_dir(path, recursive=True)
         folder.file = posixpath.join(folder.path, f"{self._options.prefix}{folder.num_files:06d}.parquet")

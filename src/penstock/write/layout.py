@@ -6,6 +6,7 @@ and touches no file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from penstock.schema.stored import SCHEMA_KEY, schema_to_json
 from penstock.write.options import AUTO, Compression
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from penstock.schema.unischema import Unischema
 
@@ -33,8 +34,8 @@ class Layout:
     partition_by: tuple[str, ...]
     cells: frozenset[str]
     """Columns whose cells a codec has encoded as bytes."""
-    limits: Mapping[str, np.iinfo[Any]]
-    """Integer columns stored in a wider type than the field's (uint8 lies in int16), and what they may hold."""
+    limits: Mapping[str, np.iinfo[Any] | np.finfo[Any]]
+    """Columns stored in a wider type than the field's (uint8 lies in int16), and what their values may be."""
 
     @property
     def in_files(self) -> pa.Schema:
@@ -56,23 +57,34 @@ class Layout:
         flat = [field for field in self.columns if field.name not in self.cells and not pa.types.is_nested(field.type)]
         coded = [field.name for field in flat if not pa.types.is_floating(field.type)]
         return {
-            "compression": self._compression() if compression == AUTO else _plain(compression),
+            "compression": self._compression(compression),
             "use_dictionary": coded or False,
             "write_statistics": [field.name for field in flat] or False,
         }
 
-    def _compression(self) -> dict[str, str] | str:
+    def _compression(self, given: Compression) -> dict[str, str] | str:
+        """Return Parquet's codec, or one for each leaf: as given for a column or leaf, else as "auto" has it."""
+        if given != AUTO and (given is None or isinstance(given, str)):
+            return _codec(given)
         packed = {name for name in self.cells if _is_compressed(self.unischema.fields[name].codec)}
-        if not packed:
+        chosen = {} if given == AUTO or not isinstance(given, Mapping) else dict(given)
+        if not packed and not chosen:
             return "snappy"
-        leaves = [path for field in self.in_files for path in _leaves(field)]
-        return {path: "none" if path in packed else "snappy" for path in leaves}
+        found = {}
+        for field in self.in_files:
+            auto = "none" if field.name in packed else "snappy"
+            for path in _leaves(field):
+                codec = chosen.get(path, chosen.get(field.name, AUTO))
+                found[path] = auto if codec == AUTO else _codec(codec)
+        known = [*found, *self.in_files.names]
+        for name in chosen:
+            if name not in known:
+                raise ColumnNotFound(f"compression: no column {name!r} in the files; {close_names(name, known)}")
+        return found
 
 
-def _plain(compression: Compression) -> dict[str, str] | str:
-    if compression is None:
-        return "none"
-    return compression if isinstance(compression, str) else dict(compression)
+def _codec(name: str | None) -> str:
+    return "none" if name in (None, "uncompressed") else name
 
 
 def _is_compressed(codec: object) -> bool:
@@ -87,7 +99,7 @@ def _leaves(field: Any) -> list[str]:
         return [f"{field.name}.key_value.{path}" for part in inner for path in _leaves(part)]
     if pa.types.is_struct(kind):
         return [f"{field.name}.{path}" for part in kind for path in _leaves(part)]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if _is_list(kind):
         return [f"{field.name}.list.{path}" for path in _leaves(pa.field("element", kind.value_type))]
     return [str(field.name)]
 
@@ -107,26 +119,36 @@ def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence
     return Layout(unischema, columns, tuple(partition_by), cells, _limits(unischema, columns))
 
 
-def _limits(unischema: Unischema, columns: pa.Schema) -> dict[str, np.iinfo[Any]]:
-    found = {}
+def _limits(unischema: Unischema, columns: pa.Schema) -> dict[str, np.iinfo[Any] | np.finfo[Any]]:
+    found: dict[str, np.iinfo[Any] | np.finfo[Any]] = {}
     for stored in columns:
         field = unischema.fields.get(stored.name)
         kind = field.numpy_dtype if field is not None else None
-        if pa.types.is_integer(stored.type) and isinstance(kind, type) and issubclass(kind, np.integer):
-            limits, wider = np.iinfo(kind), np.iinfo(np.dtype(str(stored.type)))
+        leaf = stored.type
+        while _is_list(leaf):
+            leaf = leaf.value_type
+        if pa.types.is_integer(leaf) and isinstance(kind, type) and issubclass(kind, np.integer):
+            limits, wider = np.iinfo(kind), np.iinfo(np.dtype(str(leaf)))
             if limits.min > wider.min or limits.max < wider.max:
                 found[stored.name] = limits
+        if kind is np.float16 and pa.types.is_floating(leaf) and not pa.types.is_float16(leaf):
+            found[stored.name] = np.finfo(np.float16)
     return found
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _check_partition(name: str, columns: pa.Schema, cells: frozenset[str]) -> None:
     if name not in columns.names:
         raise ColumnNotFound(f"partition_by: no column {name!r}; {close_names(name, columns.names)}")
     kind = columns.field(name).type
-    if name in cells or pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    refused = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_duration, pa.types.is_time)
+    if name in cells or any(is_kind(kind) for is_kind in refused):
         raise SchemaError(
-            f"partition_by: column {name!r} is stored as {kind}; only numbers, strings, booleans, dates and "
-            "decimals can be folder names"
+            f"partition_by: column {name!r} is stored as {kind}; only numbers, strings, booleans, dates, timestamps "
+            "and decimals can be folder names"
         )
     if name.startswith("."):
         raise SchemaError(

@@ -21,6 +21,8 @@ FILE_BYTES = 512 << 20
 MOST_PARTS = 1_000_000
 """Six digits keep a million files, and as many parts, in order when sorted by name."""
 AUTO = "auto"
+CODECS = ("snappy", "zstd", "gzip", "brotli", "lz4", "none", "uncompressed")
+"""Names of compression; the last two mean the same."""
 
 Compression = str | Mapping[str, str] | None
 
@@ -47,15 +49,18 @@ class WriteOptions:
     """Threads that encode; None: one for each core."""
 
     def __post_init__(self) -> None:
-        if self.row_group_bytes < 1:
-            raise PlanError(f"row_group_bytes must be at least 1; got {self.row_group_bytes}")
-        if self.rows_per_file is not None and self.rows_per_file < 1:
-            raise PlanError(f"rows_per_file must be at least 1, or None; got {self.rows_per_file}")
+        for name, none in (
+            ("row_group_bytes", ""),
+            ("rows_per_file", ", or None"),
+            ("workers", ", or None for one a core"),
+        ):
+            value = getattr(self, name)
+            if (value is not None or not none) and not (_is_whole(value) and value >= 1):
+                raise PlanError(f"{name} must be a whole number of at least 1{none}; got {value!r}")
+        _check_codecs(self.compression)
         if len(set(self.partition_by)) < len(self.partition_by):
             raise PlanError(f"partition_by names a column twice: {list(self.partition_by)}")
-        if self.workers is not None and self.workers < 1:
-            raise PlanError(f"workers must be at least 1, or None for one a core; got {self.workers}")
-        if self.part is not None and not (isinstance(self.part, int) and 0 <= self.part < MOST_PARTS):
+        if self.part is not None and not (_is_whole(self.part) and 0 <= self.part < MOST_PARTS):
             raise PlanError(f"part must be a whole number from 0 to {MOST_PARTS - 1}, or None; got {self.part!r}")
 
     @property
@@ -73,6 +78,20 @@ class WriteOptions:
     def prefix(self) -> str:
         """What the names of this writer's files begin with; parts are in order when files are sorted by name."""
         return "part-" if self.part is None else f"part-{self.part:06d}-"
+
+
+def _is_whole(value: object) -> bool:
+    """Tell whether a value is a whole number, of Python or NumPy; flags are none."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _check_codecs(compression: Compression) -> None:
+    for name in compression.values() if isinstance(compression, Mapping) else [compression]:
+        if name not in (None, AUTO) and str(name).lower() not in CODECS:
+            raise PlanError(
+                f"compression must be one of {', '.join(map(repr, CODECS))}, None, 'auto', or a dict of column to one "
+                f"of them; got {name!r}"
+            )
 
 
 def available_cores() -> int:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _RENAMING = {"file", "local", "hdfs", "webhdfs", "arrow_hdfs", "sftp", "ssh", "smb", "ftp"}
 """fsspec's names of filesystems that rename a folder as a whole."""
+_PARQUET = (".parquet", ".parq")
+_METADATA = {"_SUCCESS", "_metadata", "_common_metadata", MARKER}
+_DATABRICKS = ("_committed_", "_started_")
 _MOVES = 16
 """Files moved at a time on a store, where a move is a request or two."""
 
@@ -104,6 +107,13 @@ class Place:
             raise
         remove(self.fs, old)
 
+    def put_back(self, folder: str) -> None:
+        """Put the old dataset back that a process had moved aside when it died between the two renames."""
+        old = f"{folder}.old"
+        gone = self.fs.get_file_info(self.path).type == FileType.NotFound
+        if gone and self.fs.get_file_info(old).type != FileType.NotFound:
+            _move(self.fs, old, self.path)
+
     def _move_files(self, folder: str) -> None:
         """Replace the files of a target on a store; a target whose marker says `moving` has no old files left."""
         fs = self.fs
@@ -150,14 +160,21 @@ def _remove_empty(fs: FileSystem, path: str) -> None:
 def _other_file(fs: FileSystem, info: Any) -> str | None:
     """Return the first name below a folder that no Parquet dataset would hold, or None."""
     if info.type == FileType.File:
-        return None if info.path.endswith((".parquet", ".parq")) else str(info.base_name)
+        return None if info.path.endswith(_PARQUET) else str(info.base_name)
     for found in fs.get_file_info(FileSelector(info.path, recursive=True)):
         relative = str(found.path)[len(info.path) :].lstrip("/")
-        name = found.base_name
-        known = name.startswith(("_", ".")) or name.endswith((".parquet", ".parq")) or "=" in name
-        if not known and found.type == FileType.File and not relative.startswith(JOURNAL):
+        if found.type == FileType.File and not _belongs(relative):
             return relative
     return None
+
+
+def _belongs(relative: str) -> bool:
+    """Tell whether a file is one that Parquet datasets have: data in the folders of partitions, or known metadata."""
+    *folders, name = relative.split("/")
+    if folders[:1] == [JOURNAL] or folders[:1] == ["_temporary"]:
+        return True
+    known = name.endswith(_PARQUET) or name in _METADATA or (name[0] in "._" and name.endswith(".crc"))
+    return (known or name.startswith(_DATABRICKS)) and all("=" in folder for folder in folders)
 
 
 def _move(fs: FileSystem, source: str, target: str) -> None:

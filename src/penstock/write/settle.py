@@ -39,7 +39,8 @@ def commit(
 
     Args:
         url: the dataset, as the writers named it.
-        parts: how many there must be, 0 to `parts - 1`; None: those that were begun.
+        parts: how many there must be, 0 to `parts - 1`; None: those that were begun, also by an earlier run that was
+            never committed or discarded.
         storage_options: for the filesystem of a URL.
         filesystem: a pyarrow or fsspec filesystem to use instead.
 
@@ -47,6 +48,7 @@ def commit(
         DatasetIncomplete: a part is missing, or was begun and not finished; names them.
         DatasetNotFound: no part was written.
         DatasetExists: something is at `url` and the writers were not told to overwrite it.
+        StateMismatch: the parts have different schemas, or there are more than `parts`.
     """
     place = _place(url, storage_options, filesystem)
     stage = _shared(place)
@@ -57,7 +59,9 @@ def commit(
     all_facts = [journal.facts() or {} for journal in journals.values()]
     if not all(same_layout(all_facts[0], facts) for facts in all_facts):
         raise StateMismatch(f"the parts of {url} have different schemas or partition_by; write them again alike")
+    stage.check()
     files = finish(stage, all_facts[0], [file for journal in journals.values() for file in journal.files])
+    stage.keep_only({file.path for file in files})
     stage.show(overwrite=any(facts["overwrite"] for facts in all_facts))
     return summary(str(url), files)
 
@@ -115,7 +119,12 @@ def _check_parts(url: str, journals: Mapping[int, Journal], parts: int | None) -
     wrong = {part: "not finished" for part, journal in journals.items() if not journal.is_done()}
     if parts is not None:
         wrong |= {part: "missing" for part in range(parts) if part not in journals}
-        wrong |= {part: f"too many: parts={parts}" for part in journals if part >= parts}
+        extra = sorted(part for part in journals if part >= parts)
+        if extra:
+            raise StateMismatch(
+                f"{url} has a part {extra[0]} though parts={parts} says there are 0 to {parts - 1}: of an earlier run, "
+                "or parts= is too small; penstock.discard(url) removes all parts, to be written anew"
+            )
     if wrong:
         shown = ", ".join(f"{part} ({reason})" for part, reason in sorted(wrong.items())[:10])
         more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""

@@ -7,7 +7,8 @@ left, and shows or removes it. Cases:
 - an error or Ctrl-C: everything is removed, unless the writer was told to keep what is safe (`resume=True`);
 - a killed process: what was there stays; the target is as it was, or says that it is incomplete;
 - two writers at once without `part=`: each has its own hidden folder, and the second to end meets the first's dataset;
-  on a store the second meets the marker of the first.
+  on a store the second meets the marker of the first, and where it may overwrite it the first finds the marker not to
+  be its own any more, and leaves what is there alone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from penstock.dataset.incomplete import (
     JOURNAL,
     SHARED,
     hidden_folders,
+    incomplete,
     read_json,
     refuse_marked,
     safe_rows,
@@ -48,6 +50,8 @@ class Stage:
     place: Place
     folder: str | None
     """The hidden folder; None: the target itself, under its marker."""
+    token: str = ""
+    """What the marker of a target that is written itself says of who writes it."""
 
     @property
     def fs(self) -> Any:
@@ -68,12 +72,41 @@ class Stage:
         """Make the folders; a target that is written itself gets its marker before anything else."""
         self.fs.create_dir(self.data, recursive=True)
         if self.folder is None and read_json(self.fs, self.place.marker) is None:
-            put_json(self.fs, self.place.marker, {"version": 1, "state": "writing"})
+            put_json(self.fs, self.place.marker, {"version": 1, "state": "writing", "token": self.token})
         self.fs.create_dir(self.journal, recursive=True)
+
+    def check(self) -> None:
+        """Raise unless this dataset is still there to be written: somebody may have discarded or replaced it."""
+        if self.folder is None and not self._is_ours():
+            raise DatasetExists(
+                f"{self.place.path} was discarded or replaced by another writer while this one wrote; what is there "
+                "now is left as it is: write it again, or somewhere else"
+            )
+        if self.folder is not None and self.fs.get_file_info(self.data).type == FileType.NotFound:
+            raise DatasetIncomplete(
+                f"{self.place.path} cannot be written any further: {self.data} is gone, by penstock.discard or another "
+                "writer with overwrite=True; write it again"
+            )
+
+    def _is_ours(self) -> bool:
+        found = read_json(self.fs, self.place.marker)
+        return found is not None and found.get("token", "") == self.token and not found.get("from")
+
+    def is_moving(self) -> bool:
+        """Tell whether files of a hidden folder have begun to replace those of the target: nothing can be undone."""
+        return self.folder is not None and (read_json(self.fs, self.place.marker) or {}).get("from") == self.data
+
+    def keep_only(self, files: Collection[str]) -> None:
+        """Remove Parquet files that are none of these (relative paths): left by whoever, they are no part of it."""
+        for info in self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True)):
+            relative = info.path[len(self.data) :].lstrip("/")
+            if info.type == FileType.File and relative.endswith(".parquet") and relative not in files:
+                self.fs.delete_file(info.path)
 
     def show(self, *, overwrite: bool) -> None:
         """Make the target appear, complete; another writer may have been faster, and then DatasetExists is raised."""
         if self.folder is None:
+            self.check()
             self.place.unmark()
             return
         if read_json(self.fs, self.place.marker) is None:
@@ -91,14 +124,20 @@ class Stage:
                 self.fs.delete_file(info.path)
 
     def remove(self) -> None:
-        """Remove everything that was written here; the marker goes last."""
+        """Remove everything that was written here, and nothing else; the marker goes last."""
         if self.folder is not None:
+            self.place.put_back(self.data)
             remove(self.fs, self.folder)
             return
+        if not self._is_ours():
+            return
+        before = set((read_json(self.fs, self.place.marker) or {}).get("before", ()))
         for info in self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True)):
-            if info.type == FileType.File and info.path != self.place.marker:
+            relative = info.path[len(self.data) :].lstrip("/")
+            added = relative not in before and (not before or relative.endswith(".parquet"))
+            if info.type == FileType.File and added and info.path != self.place.marker:
                 self.fs.delete_file(info.path)
-        remove(self.fs, self.place.path)
+        remove(self.fs, self.place.marker if before else self.place.path)
 
 
 def choose(place: Place, options: WriteOptions) -> Stage:
@@ -116,10 +155,24 @@ def choose(place: Place, options: WriteOptions) -> Stage:
         stage = None
     if stage is None:
         place.check(overwrite=options.overwrite)
-        stage = Stage(place, _folder(place, options) if can_rename(place.fs) or not place.is_free() else None)
+        if options.part is None and not options.resume and not options.overwrite:
+            _refuse_losing(place)
+        token = os.urandom(6).hex() if options.part is None else SHARED  # parts begin at the same time
+        stage = Stage(place, _folder(place, options) if can_rename(place.fs) or not place.is_free() else None, token)
     stage.make()
     _refuse_mixing(stage, options.part)
     return stage
+
+
+def _refuse_losing(place: Place) -> None:
+    """Raise DatasetExists where an earlier writer has left rows for another to go on with."""
+    for folder in hidden_folders(place.fs, place.path):
+        journal = posixpath.join(folder, "journal")
+        for writer in writers(place.fs, journal):
+            facts = read_json(place.fs, posixpath.join(writer, BEGIN)) or {}
+            is_kept = facts.get("resume") or posixpath.basename(writer) != ALONE
+            if is_kept and safe_rows(place.fs, writer):
+                raise DatasetExists(str(incomplete(place.fs, place.path, journal)))
 
 
 def _why(place: Place) -> str:
@@ -147,8 +200,8 @@ def _folder(place: Place, options: WriteOptions) -> str:
 
 def _can_resume(place: Place, folder: str) -> bool:
     """Tell whether a hidden folder is that of a writer without part=; what Spark began says its own cure."""
-    facts = read_json(place.fs, posixpath.join(folder, "journal", ALONE, BEGIN)) or {}
-    return folder != place.hidden(SHARED) and "cure" not in facts
+    facts = read_json(place.fs, posixpath.join(folder, "journal", ALONE, BEGIN))
+    return facts is not None and folder != place.hidden(SHARED) and "cure" not in facts
 
 
 def is_idle(fs: Any, folder: str) -> bool:
@@ -177,7 +230,8 @@ def _marked(place: Place) -> Stage | None:
     marker = read_json(place.fs, place.marker)
     if marker is None:
         return None
-    return Stage(place, str(marker["from"]).rpartition("/")[0] if marker.get("from") else None)
+    folder = str(marker["from"]).rpartition("/")[0] if marker.get("from") else None
+    return Stage(place, folder, str(marker.get("token", "")))
 
 
 def unfinished(place: Place) -> list[Stage]:

@@ -23,7 +23,6 @@ from penstock.dataset.incomplete import ALONE, writers
 from penstock.errors import DatasetExists, InternalError, SchemaError, StateMismatch
 from penstock.progress import Progress
 from penstock.storage.filesystem import resolve
-from penstock.write import work
 from penstock.write.durable import Lock, remove
 from penstock.write.files import FileWriter, Written
 from penstock.write.finish import facts_of, finish, same_layout
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.schema.unischema import Unischema
     from penstock.write.layout import Layout
+    from penstock.write.work import Work
 
 
 class Writer:
@@ -191,7 +191,7 @@ class Writer:
             self._submit(self._buffer.take())
         self._buffer = None
 
-    def _submit(self, next_work: work.Work) -> None:
+    def _submit(self, next_work: Work) -> None:
         if self._pipeline is None:
             raise InternalError("a writer took rows before its layout was known; please report")
         self._pipeline.submit(next_work)
@@ -235,13 +235,13 @@ class Writer:
 
     def _start(self, layout: Layout) -> None:
         self._layout = layout
-        facts = facts_of(layout, overwrite=self._options.overwrite)
+        facts = {**facts_of(layout, overwrite=self._options.overwrite), "resume": self._options.resume}
         self._check_facts(facts)
         self._journal.begin(facts)
         self._facts = facts
         place = (self._stage.fs, self._stage.data)
         self._files = FileWriter(place, layout, self._options, self._journal.record)
-        self._files.sync_soon = self._journal.sync_soon
+        self._files.sync_soon, self._files.check = self._journal.sync_soon, self._stage.check
         self._files.go_on(self._journal.files)
         self._pipeline = Pipeline(partial(self._store, self._files), threads=self._options.threads)
 
@@ -271,7 +271,9 @@ class Writer:
             self._pipeline.call(self._files.checkpoint)
             if self._options.part is None:
                 self._journal.wait()
+                self._stage.check()
                 files = finish(self._stage, self._facts, self._journal.files)
+                self._stage.keep_only({file.path for file in files})
             else:
                 self._journal.end()
                 files = self._journal.files
@@ -288,12 +290,17 @@ class Writer:
         return self._written
 
     def abort(self) -> None:
-        """End the writing and commit nothing; keeps what is safe if `resume=True`. Twice does no harm."""
+        """End the writing and commit nothing; keeps what is safe if `resume=True`. Twice does no harm.
+
+        On a store that was being overwritten, new files may have replaced old ones already: then they stay, the target
+        does not open, and the same rows with `resume=True` finish it.
+        """
         if self._is_open and self._options.resume and self._pipeline is not None:
             with contextlib.suppress(Exception):  # an error that ended the writing has been raised already
+                self._flush()
                 self._pipeline.drain()  # rows that were taken may fill files
         self._close()
-        if self._is_over or self._options.resume:
+        if self._is_over or self._options.resume or self._stage.is_moving():
             return
         self._is_over = True
         if self._options.part is None:

@@ -313,7 +313,7 @@ def test_collating_what_petastorm_fails_on():
     assert times.tolist() == [86400 * 10**9, 2 * 86400 * 10**9]
     far = [np.datetime64("9999-01-01", "D"), np.datetime64("1970-01-03", "D")]
     assert decimal_friendly_collate(far) == far
-    assert decimal_friendly_collate([np.datetime64("NaT")] * 2) == [None, None]
+    assert decimal_friendly_collate([np.datetime64("NaT", "us")] * 2) == [None, None]
     assert decimal_friendly_collate([datetime.date(2020, 1, 1)]) == [datetime.date(2020, 1, 1)]
 
     class Own:

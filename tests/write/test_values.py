@@ -121,7 +121,7 @@ def test_a_cell_cannot_hold_a_mask(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["rows", "columns"])
 def test_a_time_that_is_none_needs_a_field_that_may_be_null(tmp_path: Path, given: str) -> None:
-    values = [np.datetime64("2024-01-01", "us"), np.datetime64("NaT")]
+    values = [np.datetime64("2024-01-01", "us"), np.datetime64("NaT", "us")]
     data: Any = [{"x": value} for value in values] if given == "rows" else {"x": values}
     with pytest.raises(SchemaError, match=r"row 1, field 'x': a value is needed"):
         penstock.write(data, tmp_path / "d", schema(np.datetime64, ()))

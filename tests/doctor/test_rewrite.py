@@ -180,6 +180,46 @@ def test_it_does_not_write_into_its_source(frames: Path, tmp_path: Path) -> None
         rewrite(frames, tmp_path / "frames2")
 
 
+def test_no_file_of_the_source_is_in_the_way_of_the_target(frames: Path, tmp_path: Path) -> None:
+    before = stored(frames)
+    (tmp_path / "link").symlink_to(frames)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "x.parquet").symlink_to(frames / "part-000000.parquet")
+    cases: list[tuple[Any, Path]] = [
+        ([frames / "part-000000.parquet"], frames),
+        (frames / "*.parquet", frames),
+        (frames, tmp_path),
+        (tmp_path / "fr*", frames / "deep"),
+        (frames, tmp_path / "link"),
+        (tmp_path / "link", frames / "deep"),
+        (tmp_path / "linked", frames),
+    ]
+    for source, target in cases:
+        with pytest.raises(PlanError, match=r"lies in .*write somewhere else"):
+            rewrite(source, target, overwrite=True)
+    assert stored(frames).equals(before)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["frames", "link", "linked"]
+
+
+def test_a_file_may_be_rewritten_beside_itself(frames: Path) -> None:
+    """A folder may hold several datasets of one file each."""
+    assert rewrite(frames / "part-000000.parquet", frames / "first").rows == 20
+    assert rewrite(str(frames / "part-*.parquet"), frames / "all").rows == 60
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_structs_of_a_dataset_with_a_schema_stay(tmp_path: Path, shuffle: bool) -> None:
+    kind = pa.struct([("a", pa.int32()), ("b", pa.struct([("c", pa.string())]))])
+    structs = [None if i % 3 == 0 else {"a": i, "b": None if i % 3 == 1 else {"c": str(i)}} for i in range(30)]
+    penstock.write(pa.table({"id": range(30), "st": pa.array(structs, kind)}), tmp_path / "in", rows_per_file=10)
+    assert penstock.open(tmp_path / "in").columns == ("id", "st.a", "st.b.c")
+    rewrite(tmp_path / "in", tmp_path / "out", shuffle=shuffle)
+    found = stored(tmp_path / "out").sort_by("id").combine_chunks()
+    assert found.schema.equals(stored(tmp_path / "in").schema)
+    assert found["st"].to_pylist() == structs
+    assert penstock.open(tmp_path / "out").schema == penstock.open(tmp_path / "in").schema
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_damaged_source_leaves_nothing_behind(frames: Path, tmp_path: Path, shuffle: bool) -> None:
     path = frames / "part-000001.parquet"

@@ -153,6 +153,65 @@ def test_damaged_images_are_named(flowers: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d", "flowers"]
 
 
+@pytest.mark.parametrize(("kind", "shape"), [("jpeg", (8, 6, 3)), ("png", (8, 6, 3)), ("jpeg", (400, 400, 3))])
+@pytest.mark.parametrize("lost", [2, 0.5])
+def test_images_that_end_too_soon_are_named(
+    flowers: Path, tmp_path: Path, kind: str, shape: tuple[int, ...], lost: float
+) -> None:
+    data = picture(3, shape, kind)
+    (flowers / "rose" / f"cut.{kind}").write_bytes(data[: -int(lost if lost > 1 else lost * len(data))])
+    with pytest.raises(SchemaError, match=rf"'rose/cut.{kind}' \(damaged {kind.upper()}: cut short"):
+        penstock.write_folder(flowers, tmp_path / "d")
+    with pytest.raises(SchemaError, match=rf"rose/cut.{kind} cannot be converted: damaged {kind.upper()}.*remove it"):
+        penstock.write_folder(flowers, tmp_path / "d", misfits="convert")
+    with pytest.warns(PenstockWarning, match=rf"cut\.{kind}"):
+        assert penstock.write_folder(flowers, tmp_path / "d", misfits="skip").rows == 12
+    assert len(rows(tmp_path / "d")) == 12
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+@pytest.mark.parametrize("size", [16, 300])
+@pytest.mark.parametrize("padding", [b"\0" * 10, b"\r\n", b"\0" * 9000])
+def test_padding_after_an_image_does_no_harm(tmp_path: Path, kind: str, size: int, padding: bytes) -> None:
+    (tmp_path / f"a.{kind}").write_bytes(picture(3, (size, size, 3), kind) + padding)
+    penstock.write_folder(tmp_path, tmp_path / "out" / "d")
+    assert rows(tmp_path / "out" / "d")[0]["image"].shape == (size, size, 3)
+
+
+def test_the_end_of_a_preview_is_not_that_of_the_image(tmp_path: Path) -> None:
+    """A JPEG with another one in its head, cut before its own scan."""
+    preview, data = picture(1, (8, 8, 3)), picture(2, (64, 64, 3))
+    inside = b"Exif\0\0" + preview
+    whole = data[:2] + b"\xff\xe1" + (len(inside) + 2).to_bytes(2, "big") + inside + data[2:]
+    assert facts_of_image(whole).height == 64
+    for end in (whole.rfind(b"\xff\xda"), whole.rfind(b"\xff\xda") + 40, len(whole) - 2):
+        with pytest.raises(ValueError, match=r"cut short|can be read"):
+            facts_of_image(whole[:end])
+
+
+def test_a_cut_image_of_a_rare_kind_is_not_converted(flowers: Path, tmp_path: Path) -> None:
+    alpha = BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 4), np.uint8)).save(alpha, "PNG")
+    (flowers / "rose" / "cut.png").write_bytes(alpha.getvalue()[:-12])
+    with pytest.raises(SchemaError, match=r"rose/cut.png cannot be converted: damaged PNG"):
+        penstock.write_folder(flowers, tmp_path / "d", misfits="convert")
+
+
+def test_no_message_shows_an_address(flowers: Path, tmp_path: Path) -> None:
+    (flowers / "rose" / "bad.gif").write_bytes(b"not an image")
+    for misfits in ("error", "convert"):
+        with pytest.raises(SchemaError, match=r"bad\.gif") as caught:
+            penstock.write_folder(flowers, tmp_path / "d", misfits=misfits)  # type: ignore[arg-type]
+        assert "0x" not in str(caught.value)
+
+
+def test_a_file_is_no_folder(flowers: Path, tmp_path: Path) -> None:
+    (flowers / "metadata.csv").write_text("file_name,caption\n")
+    for name in ("metadata.csv", "rose/0.jpg"):
+        with pytest.raises(DatasetNotFound, match=rf"{name}' is a file; give the folder that holds the images"):
+            penstock.write_folder(flowers / name, tmp_path / "d")
+
+
 def test_folders_that_mean_something_else_are_refused(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / "data" / split / "cat").mkdir(parents=True)

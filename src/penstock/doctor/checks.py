@@ -269,7 +269,11 @@ def check_schemas(facts: Facts, failure: str | None) -> Iterator[Finding]:
         f"{len(schemas):,} different schemas: {count_text(others, 'file')} of {len(facts.files):,} differ from the "
         f"others, first {schemas[1][2]} ({difference})",
         effect,
-        "write these files again, or open with columns= that all files share" if failure else "write the dataset again",
+        # `rewrite` reads what opens, so that it is no cure here.
+        "write these files again with the types of the others (docs/doctor.md shows how), or open with columns= that "
+        "all files share"
+        if failure
+        else "write the dataset again",
         {"schemas": len(schemas), "files": others},
         None if failure else (),
     )

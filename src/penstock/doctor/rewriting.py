@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any, Literal
 
-from pyarrow.fs import LocalFileSystem
+from pyarrow.fs import FileType, LocalFileSystem
 
 from penstock.dataset.common_metadata import update_common_metadata
 from penstock.dataset.discover import find_files
@@ -25,7 +25,7 @@ from penstock.plan.order import check_seed
 from penstock.progress import progress
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY
 from penstock.schema.stored import PETASTORM_INDEX_KEY, PETASTORM_SCHEMA_KEY, SCHEMA_KEY
-from penstock.storage.filesystem import resolve
+from penstock.storage import expand_glob, has_magic, resolve
 from penstock.write import write
 from penstock.write.options import AUTO, ROW_GROUP_BYTES
 
@@ -73,7 +73,7 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
 
     Args:
         source: As for `penstock.open`.
-        url: Where to write; not `source` itself, nor a place inside of it.
+        url: Where to write; not `source` itself, nor a place inside of it, nor a folder that holds files of it.
         row_group_bytes: Most bytes of a row group, encoded and before Parquet's compression.
         rows_per_file: Rows of each file but the last; default: files of about 512 MiB.
         shuffle: Permute all rows, uniformly: a true shuffle, the same for equal `seed` whatever the memory. What does
@@ -92,7 +92,7 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
         DatasetNotFound: Nothing is at `source`.
         DatasetExists: Something is at `url` already.
         BadFile: A file of `source` cannot be read.
-        PlanError: `url` is `source` or lies in it.
+        PlanError: `url` is `source`, lies in it or holds files of it, links followed.
     """
     check_seed(seed)
     if memory_bytes < 1:
@@ -100,6 +100,7 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
     places = {"storage_options": storage_options, "filesystem": filesystem}
     _refuse_itself(source, url, places)
     rows = StoredRows(source, on_error=on_error, **places)
+    _refuse_above(rows, url, places)
     with contextlib.ExitStack() as after:
         batches = rows.batches()
         if shuffle:
@@ -137,11 +138,33 @@ def _carry_over(rows: StoredRows, url: Any, places: dict[str, Any]) -> None:
 
 
 def _refuse_itself(source: Any, url: Any, places: dict[str, Any]) -> None:
-    target = resolve(url, **places)[1]
+    """Refuse a target inside of what was named as the source."""
+    target = _place(*resolve(url, **places))
     for one in [source] if isinstance(source, str | os.PathLike) else source:
-        path = resolve(one, **places)[1]
-        if target == path or target.startswith(f"{path}/"):
+        fs, path = resolve(one, **places)
+        matches = [path]
+        if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
+            matches = [info.path for info in expand_glob(fs, path)[1]]
+        if any(_is_in(target, _place(fs, match)) for match in matches):
             raise PlanError(f"{os.fspath(url)!r} lies in the dataset {os.fspath(one)!r} itself; write somewhere else")
+
+
+def _refuse_above(rows: StoredRows, url: Any, places: dict[str, Any]) -> None:
+    """Refuse a target that holds a file of the source: replacing it would remove that file."""
+    target = _place(*resolve(url, **places))
+    for fs, path in rows.places:
+        if _is_in(_place(fs, path), target):
+            raise PlanError(f"{path!r} of the source lies in {os.fspath(url)!r} itself; write somewhere else")
+
+
+def _place(fs: Any, path: str) -> tuple[str, str]:
+    """Return what tells one place from another: the store, and the path on it, without links where it is local."""
+    real = os.path.realpath(path).replace(os.sep, "/") if isinstance(fs, LocalFileSystem) else path
+    return fs.type_name, real.rstrip("/")
+
+
+def _is_in(place: tuple[str, str], folder: tuple[str, str]) -> bool:
+    return place[0] == folder[0] and f"{place[1]}/".startswith(f"{folder[1]}/")
 
 
 @contextlib.contextmanager

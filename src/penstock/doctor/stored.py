@@ -17,7 +17,6 @@ from penstock.dataset.common_metadata import read_common_metadata
 from penstock.dataset.discover import find_files
 from penstock.dataset.footers import READ_ERRORS
 from penstock.dataset.read import RowGroup
-from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.write.sources import Tables
 
@@ -39,12 +38,15 @@ class StoredRows:
     def __init__(self, url: Any, *, on_error: str, **options: Any) -> None:
         self.source = open_parquet(url, on_error=on_error, **options)
         skipped = {path for path, _ in self.source.skipped}
-        self._files = [file for file in find_files(url, **options) if file.path not in skipped]
+        found = find_files(url, **options)
+        self._files = [file for file in found if file.path not in skipped]
+        self.places = [(file.root.fs, file.path) for file in found]
+        """Filesystem and path of every file, also of those that cannot be read."""
         self.common = {} if self._files[0].root.names is None else read_common_metadata(self._files[0].root)
         self.partitions = tuple(self.source.partitions)
         stored = {**(self.source.footer(0).metadata or {}), **self.common}
         self.unischema: Unischema | None = None
-        """The schema that is stored with the dataset; None for plain Parquet."""
+        """The schema that is stored with the dataset, which names fields of structs by path; None for plain Parquet."""
         if stored.keys() & {SCHEMA_KEY, PETASTORM_SCHEMA_KEY}:
             self.unischema = self.source.unischema
         self.schema = self._schema()
@@ -67,8 +69,6 @@ class StoredRows:
                 merged = found
             elif not merged.equals(found):
                 merged = merge_schemas(merged, found)
-        if self.unischema is not None:
-            merged = flatten_structs(merged)  # its fields are named by path
         fields = [field.with_type(_plain(field.type)) for field in merged or ()]
         fields += [self.source.arrow_schema.field(name) for name in self.partitions]
         return pa.schema([field.with_type(_plain(field.type)) for field in fields])
@@ -105,8 +105,6 @@ class StoredRows:
     def _conform(self, batch: pa.RecordBatch, constants: dict[str, pa.Scalar]) -> pa.RecordBatch:
         """Return a batch with the columns and types of `schema`."""
         table = pa.Table.from_batches([batch])
-        if self.unischema is not None:
-            table = flatten_structs(table)
         columns = []
         for field in self.schema:
             if field.name in constants:

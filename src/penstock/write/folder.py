@@ -27,7 +27,17 @@ from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.storage import is_hidden, resolve, walk
 from penstock.write.captions import Captions, find_captions
-from penstock.write.images import HEAD_BYTES, ImageFacts, facts_of_head, facts_of_image, image_field
+from penstock.write.images import (
+    HEAD_BYTES,
+    TAIL_BYTES,
+    ImageFacts,
+    describe,
+    facts_of_head,
+    facts_of_image,
+    image_field,
+    is_whole,
+    refuse_cut,
+)
 from penstock.write.write import write
 
 if TYPE_CHECKING:
@@ -112,7 +122,7 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     one_of("misfits", misfits, ("error", "convert", "skip"))
     where: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     fs, root = resolve(path, **where)
-    names = [name for name, _ in walk(fs, root) if not is_hidden(name)]
+    names = _names(fs, root)
     images = tuple(name for name in names if name.lower().endswith(ENDINGS))
     if not images:
         raise DatasetNotFound(f"no images in {root!r}; names that end in {', '.join(ENDINGS)} count")
@@ -124,6 +134,13 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
         rows = [rows[i] for i in np.random.Generator(np.random.PCG64(seed)).permutation(len(rows))]
     schema = _schema(folder, classes, table)
     return write(_batches(folder, rows, (classes, table), schema), url, schema, **where, **options)
+
+
+def _names(fs: FileSystem, root: str) -> list[str]:
+    """Return the relative paths of all files but hidden ones."""
+    if fs.get_file_info(root).is_file:
+        raise DatasetNotFound(f"{root!r} is a file; give the folder that holds the images")
+    return [name for name, _ in walk(fs, root) if not is_hidden(name)]
 
 
 def _classes(root: str, images: Sequence[str], labels: bool | None, *, has_table: bool) -> dict[str, int] | None:
@@ -159,8 +176,7 @@ def _look(fs: FileSystem, root: str, images: tuple[str, ...], misfits: Misfits) 
     def facts(name: str) -> ImageFacts | str:
         try:
             with fs.open_input_file(posixpath.join(root, name)) as file:
-                head = bytes(file.read(HEAD_BYTES))
-                return facts_of_head(head) or facts_of_image(head + bytes(file.read()))
+                return _facts(file)
         except (ValueError, OSError) as error:
             return str(error)
 
@@ -176,6 +192,18 @@ def _look(fs: FileSystem, root: str, images: tuple[str, ...], misfits: Misfits) 
     if len(fitting) < len(images):
         fitting |= _handle_misfits(root, {n: f for n, f in found.items() if n not in fitting}, like, misfits)
     return _Folder(fs, root, images, fitting, like)
+
+
+def _facts(file: Any) -> ImageFacts:
+    """Return what an open file holds, from its head and its end where those tell; ValueError where it is damaged."""
+    head = bytes(file.read(HEAD_BYTES))
+    found = facts_of_head(head) if len(head) == HEAD_BYTES else None
+    if found is not None:
+        file.seek(file.size() - TAIL_BYTES)
+        if is_whole(head, bytes(file.read())):
+            return found
+        file.seek(HEAD_BYTES)
+    return facts_of_image(head + bytes(file.read()))
 
 
 def _handle_misfits(
@@ -197,9 +225,7 @@ def _handle_misfits(
 
 
 def _describe(fact: ImageFacts | str) -> str:
-    if isinstance(fact, str):
-        return fact
-    return f"{'grey' if fact.channels == 1 else 'RGB'} of {np.dtype(fact.dtype).name}"
+    return fact if isinstance(fact, str) else describe(fact)
 
 
 def _converted_facts(fact: ImageFacts | str, like: ImageFacts) -> ImageFacts:
@@ -223,6 +249,7 @@ def convert(data: bytes, like: ImageFacts) -> bytes:
 
 
 def _pixels(data: bytes) -> Any:
+    refuse_cut(data)
     try:
         return decoders.decode_image(data)
     except ValueError:
@@ -232,6 +259,8 @@ def _pixels(data: bytes) -> Any:
     try:
         with pillow.open(BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))  # alpha is dropped, palettes and CMYK become colours
+    except pillow.UnidentifiedImageError:  # its text names the address of our buffer, which tells nobody anything
+        raise ValueError(f"damaged, or no image ({len(data)} bytes, beginning {data[:8]!r})") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"damaged, or no image: {error}") from error
 
@@ -319,7 +348,7 @@ def _as_array(values: Any, kind: pa.DataType) -> pa.Array:
 def _image(folder: _Folder, name: str) -> bytes:
     data = folder.read(name)
     try:
-        fact = facts_of_head(data) or facts_of_image(data)
+        fact = facts_of_image(data)
         if (fact.channels, fact.dtype) == (folder.kind.channels, folder.kind.dtype):
             return data
     except ValueError:

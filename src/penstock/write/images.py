@@ -1,7 +1,8 @@
 """What an image file holds, from its first bytes: format, shape and dtype, without decoding where the header says it.
 
 Used where image files become cells as they are: their column needs one field that all of them fit. JPEG and PNG in
-grey or RGB are read from their headers; anything else is decoded to find out. Opens no files.
+grey or RGB are read from their headers, and a look at their ends tells those that were cut short; anything else is
+decoded to find out. Opens no files.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from penstock.codecs import CompressedImageCodec, decoders
 from penstock.schema.unischema import UnischemaField
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 HEAD_BYTES = 64 << 10
 """Enough of a file to find its size in, but for a JPEG with a large preview in front."""
+TAIL_BYTES = 4 << 10
+"""Enough of a file to find the end of its image in, but for one with much padding behind."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_CHANNELS = {0: 1, 2: 3}  # grey and RGB; palettes and alpha are for the decoder to say
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SCAN = 0xDA
+_JPEG_SCAN, _JPEG_END, _PNG_END = b"\xff\xda", b"\xff\xd9", b"IEND\xaeB`\x82"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +52,47 @@ def facts_of_head(head: bytes) -> ImageFacts | None:
 
 
 def facts_of_image(data: bytes) -> ImageFacts:
-    """Return the facts of a whole image file, decoding it where needed; ValueError where it cannot be read."""
+    """Return the facts of a whole image file, decoding it where needed.
+
+    ValueError where it cannot be read, or its end is missing.
+    """
     found = facts_of_head(data)
-    if found is not None:
+    if found is not None and is_whole(data, data):
         return found
+    refuse_cut(data)
     pixels = decoders.decode_image(data)
     kind = "jpeg" if data[:2] == b"\xff\xd8" else "png"
     height, width = pixels.shape[:2]
     return ImageFacts(kind, height, width, 1 if pixels.ndim == 2 else 3, pixels.dtype.type)
+
+
+def describe(fact: ImageFacts) -> str:
+    """Return what an image is, for messages: "RGB of uint8"."""
+    return f"{'grey' if fact.channels == 1 else 'RGB'} of {np.dtype(fact.dtype).name}"
+
+
+def is_whole(head: bytes, tail: bytes) -> bool:
+    """Tell whether the last bytes of a JPEG or PNG hold its end; False also where the two do not tell.
+
+    What follows the end (padding, the rest of a sector) does no harm. Of a whole file that is there `head` and `tail`
+    are one and the same; else `tail` ends where the file does.
+    """
+    if head[:8] == _PNG:
+        return tail.rfind(_PNG_END) >= 0
+    scan = next((at for at, marker in _segments(head) if marker == _SCAN), None)
+    if scan is None:
+        return False
+    start = scan + 2 if head is tail else 0  # the end of a preview lies before the scan
+    end = tail.rfind(_JPEG_END, start)
+    return end >= 0 and tail.find(_JPEG_SCAN, end) < 0  # as the decoders have it: no scan follows the last end
+
+
+def refuse_cut(data: bytes) -> None:
+    """Raise ValueError for a JPEG or PNG without its end: decoders may make up the pixels that are missing."""
+    if data[:8] == _PNG and data.rfind(_PNG_END) < 0:
+        raise ValueError("damaged PNG: cut short, its end is missing")
+    if data[:2] == b"\xff\xd8" and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN):
+        raise ValueError("damaged JPEG: cut short, its end is missing")
 
 
 def _png(head: bytes) -> ImageFacts | None:
@@ -66,16 +104,24 @@ def _png(head: bytes) -> ImageFacts | None:
 
 
 def _jpeg(head: bytes) -> ImageFacts | None:
-    """Walk the segments up to the frame's: marker, length, and in it precision, height, width, components."""
+    """Look for the segment of the frame: marker, length, and in it precision, height, width, components."""
+    at = next((at for at, marker in _segments(head) if marker in _FRAMES), None)
+    if at is None:
+        return None
+    height, width = int.from_bytes(head[at + 5 : at + 7], "big"), int.from_bytes(head[at + 7 : at + 9], "big")
+    channels = head[at + 9]
+    return ImageFacts("jpeg", height, width, channels, np.uint8) if channels in (1, 3) and height else None
+
+
+def _segments(head: bytes) -> Iterator[tuple[int, int]]:
+    """Yield place and marker of each segment of a JPEG, up to its first scan."""
     at = 2
     while at + 10 <= len(head) and head[at] == 0xFF:
         marker = head[at + 1]
-        if marker in _FRAMES:
-            height, width = int.from_bytes(head[at + 5 : at + 7], "big"), int.from_bytes(head[at + 7 : at + 9], "big")
-            channels = head[at + 9]
-            return ImageFacts("jpeg", height, width, channels, np.uint8) if channels in (1, 3) and height else None
+        yield at, marker
+        if marker == _SCAN:
+            return
         at += 1 if marker == 0xFF else 2 + int.from_bytes(head[at + 2 : at + 4], "big")
-    return None
 
 
 def image_field(name: str, images: Collection[ImageFacts], *, nullable: bool) -> UnischemaField:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import SchemaError
+from penstock.codecs.arrow_kinds import form_of
+from penstock.errors import SchemaError, StateMismatch
 from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.write.columns import column_works, length
 from penstock.write.layout import Layout, plan_layout
 from penstock.write.rows import Hands, RowBuffer
-from penstock.write.tables import table_works
+from penstock.write.tables import table_works, without_runs
 
 if TYPE_CHECKING:
     from penstock.write.work import Work
@@ -43,8 +45,10 @@ class Tables:
 
 def normal_form(data: Any, schema: Unischema | None) -> Any:
     """Return the data as Arrow, `Tables`, a mapping of columns, or an iterable of rows."""
-    library = type(data).__module__.partition(".")[0]
+    library = _library(data)
     if isinstance(data, (*ARROW, Mapping, Tables)) and library != "datasets":  # whose dict of splits is a dict too
+        if isinstance(data, Mapping):
+            _check_columns(data)
         return data
     if library == "pandas":
         return _from_pandas(data, schema)
@@ -62,60 +66,145 @@ def normal_form(data: Any, schema: Unischema | None) -> Any:
         return data.to_reader()
     if hasattr(data, "scanner"):  # pyarrow.dataset.Dataset
         return data.scanner().to_reader()
-    return _from_iterable(data)
+    return _from_iterable(data, schema)
 
 
-def _from_iterable(data: Any) -> Any:
-    """Return rows as they are, but for Arrow batches in turn, which the first one shows."""
+def _library(data: Any) -> str:
+    return type(data).__module__.partition(".")[0]
+
+
+def _check_columns(columns: Mapping[Any, Any]) -> None:
+    for name, column in columns.items():
+        if not isinstance(name, str):
+            raise SchemaError(f"column names must be text; got {name!r} ({type(name).__name__}); rename the column")
+        if getattr(column, "shape", None) == ():
+            raise SchemaError(
+                f"column {name!r}: expected an array or list, got {type(column).__name__} of 0 dimensions; give a "
+                "single row as [row]"
+            )
+
+
+def _from_iterable(data: Any, schema: Unischema | None) -> Any:
+    """Return rows as they are, but for Arrow batches and DataFrames in turn, which the first one shows."""
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         raise SchemaError(
             f"cannot write {type(data).__name__}; give an iterable of dicts, a dict of columns, Arrow data, or a "
             "DataFrame of pandas or Polars"
         )
-    if isinstance(data, Sequence) and not (data and isinstance(data[0], pa.Table | pa.RecordBatch)):
+    if isinstance(data, Sequence) and not (data and _is_table(data[0])):
         return data
     rest = iter(data)
     for first in rest:
         if isinstance(first, pa.Table | pa.RecordBatch):
             return Tables(first, rest)
+        if _is_table(first):
+            frames = _from_frames(itertools.chain([first], rest), schema)
+            return Tables(next(frames), frames)
         return itertools.chain([first], rest)
     return []
+
+
+def _is_table(item: Any) -> bool:
+    is_frame = _library(item) in ("pandas", "polars") and hasattr(item, "columns")
+    return is_frame or isinstance(item, pa.Table | pa.RecordBatch)
+
+
+def _from_frames(items: Iterable[Any], schema: Unischema | None) -> Iterator[Any]:
+    """Yield DataFrames in turn as Arrow."""
+    for index, item in enumerate(items):
+        if not _is_table(item):
+            raise SchemaError(
+                f"item {index} is a {type(item).__name__}, where the first one is a DataFrame; give DataFrames only"
+            )
+        found = item if isinstance(item, pa.Table | pa.RecordBatch) else normal_form(item, schema)
+        if isinstance(found, Mapping):
+            name = next(name for name, column in found.items() if isinstance(column, list))
+            raise SchemaError(
+                f"DataFrame {index}, column {name!r}: arrays that a codec is to encode are taken from one DataFrame at "
+                "a time; give each to penstock.Writer.extend(frame)"
+            )
+        yield found
+
+
+# --- DataFrames -------------------------------------------------------------------------------------------------------
 
 
 def _from_pandas(frame: Any, schema: Unischema | None) -> Any:
     """Return a frame as Arrow; columns of arrays that a codec is to encode stay as they are."""
     if not hasattr(frame, "columns"):
         raise SchemaError(f"cannot write a pandas {type(frame).__name__}; give a DataFrame")
-    named = [name for name in frame.index.names if name is not None]
+    names = [str(name) for name in frame.columns]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise SchemaError(f"the DataFrame has two columns called {twice!r}; rename one of them")
     fields = {} if schema is None else schema.fields
     objects = [name for name in frame.columns if frame[name].dtype == object and _has_arrays(frame[name], fields, name)]
-    rest = frame.drop(columns=objects)
-    table = pa.Table.from_pandas(rest, preserve_index=bool(named)).replace_schema_metadata(None)
+    table = _pandas_table(frame.drop(columns=objects))
     if not objects:
         return table
-    columns = {str(name): table.column(name) for name in table.column_names}
-    columns |= {str(name): [None if v is None else v for v in frame[name]] for name in objects}
-    return {name: columns[name] for name in [*map(str, frame.columns), *(set(columns) - set(map(str, frame.columns)))]}
+    columns: dict[str, Any] = {name: table.column(name) for name in table.column_names}
+    columns |= {str(name): [None if _is_missing(value) else value for value in frame[name]] for name in objects}
+    index = [name for name in table.column_names if name not in names]
+    return {name: columns[name] for name in [*names, *index]}
+
+
+def _pandas_table(frame: Any) -> pa.Table:
+    """Return a frame as a table: its index too where it has a name."""
+    is_named = any(name is not None for name in frame.index.names)
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=is_named).replace_schema_metadata(None)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        for name in frame.columns:
+            try:
+                pa.array(frame[name], from_pandas=True)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as reason:
+                raise SchemaError(
+                    f"column {str(name)!r} of the DataFrame ({frame[name].dtype}): its objects have no common type: "
+                    f"{reason}; convert the column to one, or pass schema=Unischema(...) for arrays and pictures"
+                ) from error
+        raise SchemaError(
+            f"the DataFrame cannot be taken as Arrow: {error}; convert the column that it names"
+        ) from error
 
 
 def _has_arrays(column: Any, fields: Mapping[str, Any], name: str) -> bool:
-    first = next((value for value in column if value is not None), None)
+    first = next((value for value in column if not _is_missing(value)), None)
     array = isinstance(first, np.ndarray) or hasattr(first, "__array_interface__")
     return array and (name in fields or (isinstance(first, np.ndarray) and first.ndim > 1))
+
+
+def _is_missing(value: Any) -> bool:
+    """Tell whether a cell of an object column is none: pandas has four ways to say so."""
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _from_polars(frame: Any) -> pa.Table:
     """Return a frame as Arrow in the types that Parquet has; a lazy one is computed."""
     if hasattr(frame, "collect"):
         frame = frame.collect()
-    if not hasattr(frame, "to_arrow"):
+    if not (hasattr(frame, "to_arrow") and hasattr(frame, "columns")):  # a Series has the first too
         raise SchemaError(f"cannot write a polars {type(frame).__name__}; give a DataFrame or LazyFrame")
+    for name, dtype in frame.schema.items():
+        strange = _strange_in(dtype)
+        if strange is not None:
+            raise SchemaError(
+                f"column {name!r} has the Polars type {strange}, which no Parquet column holds; cast or drop the column"
+            )
     table = frame.to_arrow()
     kinds = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     kinds |= {view(): plain for view, plain in _views()}
     if not any(field.type in kinds for field in table.schema):
-        return table if isinstance(table, pa.Table) else pa.table({frame.name: table})
+        return table
     return table.cast(pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in table.schema]))
+
+
+def _strange_in(dtype: Any) -> str | None:
+    """Return the type in a Polars type that cannot be handed over: objects come as addresses, 128 bits not at all."""
+    if str(dtype) in ("Object", "Int128", "UInt128"):
+        return str(dtype)
+    inner = [dtype.inner] if hasattr(dtype, "inner") else [field.dtype for field in getattr(dtype, "fields", ())]
+    return next((found for found in map(_strange_in, inner) if found is not None), None)
 
 
 def _views() -> list[tuple[Any, Any]]:
@@ -131,7 +220,8 @@ def layout_of(data: Any, schema: Unischema | None, partition_by: tuple[str, ...]
     if schema is not None:
         return schema_layout(schema, partition_by)
     if isinstance(data, (*ARROW, Tables)):
-        columns = data.schema.remove_metadata()
+        columns = pa.schema([_without_runs(field) for field in data.schema])
+        _refuse_none(columns.names)
         return plan_layout(getattr(data, "unischema", None) or infer_unischema(columns), columns, partition_by)
     if isinstance(data, Mapping):
         return plan_layout(*_infer(data), partition_by)
@@ -152,26 +242,39 @@ def _infer(columns: Mapping[str, Any]) -> tuple[Unischema, pa.Schema]:
     """Return a schema for a dict of arrays: as Arrow sees them, `NdarrayCodec` for more than one dimension."""
     from penstock.codecs import NdarrayCodec
 
+    _refuse_none(columns)
     length(columns)  # refuses what is no column
     stored, fields = [], []
     for name, column in columns.items():
         if isinstance(column, np.ndarray) and column.ndim > 1:
-            stored.append(pa.field(name, pa.binary(), nullable=False))
-            fields.append(UnischemaField(name, column.dtype.type, column.shape[1:], NdarrayCodec(), False))
+            nullable = isinstance(column, np.ma.MaskedArray)
+            stored.append(pa.field(name, pa.binary(), nullable=nullable))
+            fields.append(UnischemaField(name, column.dtype.type, column.shape[1:], NdarrayCodec(), nullable))
         else:
             stored.append(_arrow_field(name, column))
             fields.extend(infer_unischema(pa.schema(stored[-1:])).fields.values())
     return Unischema("inferred_schema", fields), pa.schema(stored)
 
 
+def _refuse_none(names: Collection[str]) -> None:
+    if not names:
+        raise SchemaError("no columns to write, and no schema; give at least one column, or pass schema=Unischema(...)")
+
+
+def _without_runs(field: pa.Field) -> pa.Field:
+    return field.with_type(field.type.value_type) if form_of(field.type) == "runs" else field
+
+
 def _arrow_field(name: str, column: Any) -> pa.Field:
-    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
-        return pa.field(name, pa.from_numpy_dtype(column.dtype), nullable=isinstance(column, np.ma.MaskedArray))
     try:
-        values = column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
+        if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
+            return pa.field(name, pa.from_numpy_dtype(column.dtype), nullable=isinstance(column, np.ma.MaskedArray))
+        values = without_runs(column) if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
     except pa.ArrowException as error:
+        kind = f" of {column.dtype}" if isinstance(column, np.ndarray) else ""
         raise SchemaError(
-            f"column {name!r}: cannot infer a type from {type(column).__name__}: {error}; pass schema=Unischema(...)"
+            f"column {name!r}: cannot infer a type from {type(column).__name__}{kind}: {error}; convert the column, or "
+            "pass schema=Unischema(...)"
         ) from error
     return pa.field(name, values.type, nullable=values.null_count > 0)
 
@@ -189,7 +292,14 @@ def num_rows(data: Any) -> int | None:
 
 
 def works(data: Any, layout: Layout, first: int, *, skip: int, hands: Hands) -> Iterator[Work]:
-    """Cut data in normal form into works, without its first `skip` rows; the next has the number `first`."""
+    """Cut data in normal form into works, without its first `skip` rows; the next has the number `first`.
+
+    Raises:
+        StateMismatch: There are fewer rows than are to be skipped: these are not the data that an earlier writer had.
+    """
+    known = num_rows(data)
+    if known is not None and known < skip:
+        raise _too_short(known, skip)
     if isinstance(data, pa.Table | pa.RecordBatch):
         return table_works(data.slice(skip), layout, first)
     if isinstance(data, Mapping):
@@ -200,19 +310,32 @@ def works(data: Any, layout: Layout, first: int, *, skip: int, hands: Hands) -> 
         return _from_tables(data.parts, layout, first, skip)
     if not isinstance(data, Sequence):  # what an iterator gave may change when it is asked for more
         hands = dataclasses.replace(hands, copy=True)
-    return _from_rows(itertools.islice(data, skip, None), layout, first, hands)
+    return _from_rows(data, layout, first, skip, hands)
+
+
+def _too_short(found: int, skip: int) -> StateMismatch:
+    return StateMismatch(
+        f"the data ended after {found:,} rows, and {skip:,} are safe from the writer to be resumed; give the same rows "
+        "again, or begin anew with overwrite=True"
+    )
 
 
 def _from_tables(tables: Iterable[Any], layout: Layout, first: int, skip: int) -> Iterator[Work]:
+    wanted = skip
     for table in tables:
         left = table.slice(min(skip, table.num_rows))
         skip -= table.num_rows - left.num_rows
         yield from table_works(left, layout, first)
         first += left.num_rows
+    if skip:
+        raise _too_short(wanted - skip, wanted)
 
 
-def _from_rows(rows: Iterable[Any], layout: Layout, first: int, hands: Hands) -> Iterator[Work]:
-    buffer = RowBuffer(layout, first, hands)
+def _from_rows(data: Iterable[Any], layout: Layout, first: int, skip: int, hands: Hands) -> Iterator[Work]:
+    buffer, rows = RowBuffer(layout, first, hands), iter(data)
+    passed = sum(1 for _ in itertools.islice(rows, skip))
+    if passed < skip:
+        raise _too_short(passed, skip)
     for row in rows:
         buffer.add(row)
         if buffer.is_full():

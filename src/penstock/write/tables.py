@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_kinds import form_of
 from penstock.errors import SchemaError
-from penstock.write.cells import array_of, check_limits, encode_cell, refuse_names, refuse_null, refuse_nulls
+from penstock.write.cells import array_of, check_limits, encode_cell, refuse_names, refuse_null, refuse_nulls, wanted
 from penstock.write.work import TABLE_ROWS, Work
 
 if TYPE_CHECKING:
@@ -61,10 +62,13 @@ def stored_column(column: Any, stored: pa.Field, layout: Layout, first: int) -> 
     """Return an Arrow column in its stored type; rows of lists are encoded where the field has a codec."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    column = without_runs(column)
     if column.type == stored.type:
         return refuse_nulls(column, stored, first)
     if stored.name in layout.cells and _is_array(column.type):
         return _encoded(column, layout.unischema.fields[stored.name], stored, first)
+    if stored.name in layout.cells:
+        _refuse_text(column.type, stored, first)
     try:
         return refuse_nulls(column.cast(stored.type), stored, first)
     except pa.ArrowException as error:
@@ -72,6 +76,25 @@ def stored_column(column: Any, stored: pa.Field, layout: Layout, first: int) -> 
             f"column {stored.name!r}, rows from {first}: the table has {column.type}, the schema stores {stored.type}: "
             f"{error}; cast the column, encode its cells with the field's codec, or give rows instead of a table"
         ) from error
+
+
+def without_runs(column: Any) -> Any:
+    """Return a run-end encoded array as plain values, since Parquet has no such type; others as they are."""
+    if form_of(column.type) != "runs":
+        return column
+    import pyarrow.compute as pc
+
+    return pc.run_end_decode(column)
+
+
+def _refuse_text(kind: pa.DataType, stored: pa.Field, first: int) -> None:
+    """Refuse text for encoded cells: Arrow would take its bytes for them, and no codec could read those."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if form_of(plain) == "text" and form_of(stored.type) == "bytes":
+        raise SchemaError(
+            f"column {stored.name!r}, rows from {first}: the table has {kind}, where the field wants encoded cells as "
+            f"{stored.type}; give the bytes of the files or cells and not their names, or rows of values to be encoded"
+        )
 
 
 def _is_array(kind: pa.DataType) -> bool:
@@ -90,15 +113,24 @@ def _encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: i
     dtype = np.dtype(leaf.to_pandas_dtype())
     cells = []
     for index, row in enumerate(column, first):
+        if row.is_valid and _holds_null(row.values):
+            raise SchemaError(
+                f"row {index}, field {field.name!r}: its list holds a null, where the schema says {wanted(field)}, "
+                "which has none; give a number in its place, or a null for the whole row"
+            )
         value = None if not row.is_valid else _as_array(row, dtype, shape)
         cells.append(encode_cell(field, value, index))
     return array_of(cells, stored, first)
 
 
+def _holds_null(values: pa.Array) -> bool:
+    return bool(values.null_count) or (_is_array(values.type) and _holds_null(values.flatten()))
+
+
 def _as_array(row: pa.Scalar, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Any:
     """Return the array of one row: nested lists as they are, a flat list in the field's shape where that is known."""
     values = row.values
-    flat = not _is_array(values.type) and not values.null_count
+    flat = not _is_array(values.type)
     found = values.to_numpy(zero_copy_only=False) if flat else np.array(row.as_py(), dtype)
     sizes = [size for size in shape if size is not None]
     if found.ndim == 1 and len(sizes) == len(shape) > 1 and found.size == math.prod(sizes):

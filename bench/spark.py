@@ -1,18 +1,19 @@
 """Rows a second that Spark writes: `penstock.spark.write` beside the RDD path, in pairs, as a Markdown table.
 
 Two schemas: **scan**, ten scalars and one float32 array of (4096, 3) stored as `.npy`; **hello**, Petastorm's
-hello-world schema (an int32, a PNG of 128x256x3 and an array of (?, 128, 30, ?)). All paths write the same rows, in
-one session on the cores of this machine, taking turns, and the figure is the median of the turns:
+hello-world schema (an int32, a PNG of 128x256x3 and an array of (?, 128, 30, ?)). Both sides of a pair write the same
+rows from the same source, in one session on the cores of this machine, taking turns; figures are medians. The RDD path
+is what Petastorm's users write: `dict_to_spark_row` over an RDD, `createDataFrame`, Spark's Parquet writer, within
+`materialize_dataset`. Sources:
 
-- **rdd**: rows made in the executors as NumPy values, `dict_to_spark_row`, `createDataFrame`, Spark's Parquet writer,
-  within `materialize_dataset`: what Petastorm's users write. Nothing is read: making a row is all that its input costs.
-- **rows**: `penstock.spark.write` with the same function as its `transform`, over a DataFrame of numbers.
-- **frame**: `penstock.spark.write` of a DataFrame of plain columns (nested lists, raw bytes) that Spark reads from
-  Parquet; **bytes** (scan only): with the array as raw bytes.
-- **frame rdd**: the RDD path with rows from that DataFrame.
+- **made**: rows made in the executors as NumPy values, by a function: `rdd.map(function)` on one side, `transform=`
+  over a DataFrame of numbers on the other. Nothing is read: making a row is all that its input costs.
+- **lists**: a DataFrame that Spark reads from Parquet, arrays as nested lists, images as raw bytes; `df.rdd` and NumPy
+  on one side, `df` itself on the other. Slow on both: 4,096 small lists a row.
+- **bytes** (scan only): such a DataFrame with the array as raw bytes.
 
-How to read it: **rows** does what **rdd** does, without pickling rows to the JVM and writing them there. A frame of
-nested lists is bound by Spark's own reading of them: 4,096 small lists a row. On **hello** PNG encoding is the bound.
+How to read it: `penstock.spark.write` spares the pickling of rows to the JVM and the writing there; what Spark needs to
+read the source it needs on both sides. On **hello** PNG encoding is the bound.
 
 Usage: `python bench/spark.py --folder FOLDER [--rows 20000] [--pairs 3] [--cores 2] [--all]`.
 Needs pyspark and Java.
@@ -101,7 +102,7 @@ def from_frame(schema: Unischema) -> Callable[[Any], dict[str, Any]]:
         for name, field in schema.fields.items():
             value = row[name]
             if isinstance(value, bytes | bytearray):
-                value = np.frombuffer(value, np.uint8).reshape(field.shape)
+                value = np.frombuffer(value, field.numpy_dtype).reshape(field.shape)
             elif field.shape:
                 value = np.array(value, field.numpy_dtype)
             found[name] = value
@@ -150,31 +151,40 @@ def measure(spark: Any, name: str, given: argparse.Namespace) -> list[str]:
         ddl = "id int, image1 binary, array_4d array<array<array<array<int>>>>"
     count = given.rows if name == "scan" else given.rows // 10
     folder = Path(given.folder).resolve() / name
-    frame = source_frame(spark, make, ddl, count if given.all else 2, folder, given.cores)
     made = spark.sparkContext.parallelize(range(count), given.cores).map(make)
     url = f"file://{folder}/out"
     numbers = spark.range(0, count, 1, given.cores)
-    paths: dict[str, Callable[[], Any]] = {
-        "rows": lambda: penstock.spark.write(
-            numbers, url, schema, overwrite=True, transform=lambda row: make(row["id"])
-        ),
-        "rdd": lambda: by_rdd(spark, made, schema, url),
-        "frame rdd": lambda: by_rdd(spark, frame.rdd.map(from_frame(schema)), schema, url),
-        "frame": lambda: penstock.spark.write(frame, url, schema, overwrite=True),
+
+    def ours(frame: Any, **options: Any) -> Callable[[], Any]:
+        return lambda: penstock.spark.write(frame, url, schema, overwrite=True, **options)
+
+    def rdd(rows: Any) -> Callable[[], Any]:
+        return lambda: by_rdd(spark, rows, schema, url)
+
+    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "made": (ours(numbers, transform=lambda row: make(row["id"])), rdd(made))
     }
     if name == "scan":
         raw = raw_frame(spark, count, folder, given.cores)
-        paths["bytes"] = lambda: penstock.spark.write(raw, url, schema, overwrite=True)
-    paths = {path: work for path, work in paths.items() if given.all or not path.startswith("frame")}
-    seconds: dict[str, list[float]] = {path: [] for path in paths}
-    for turn in range(given.pairs + 1):
-        for path in list(paths)[:: 1 if turn % 2 else -1]:
-            taken = timed(paths[path])
-            if turn:  # the first turn starts workers and compiles
-                seconds[path].append(taken)
-            shutil.rmtree(f"{folder}/out")
-    ratios = {p: statistics.median(b / a for a, b in zip(seconds[p], seconds["rdd"], strict=True)) for p in paths}
-    return [f"| {name} | {p} | {count / statistics.median(seconds[p]):,.0f} | {ratios[p]:.1f} |" for p in paths]
+        pairs["bytes"] = (ours(raw), rdd(raw.rdd.map(from_frame(schema))))
+    if given.all:
+        frame = source_frame(spark, make, ddl, count // 10, folder, given.cores)
+        pairs["lists"] = (ours(frame), rdd(frame.rdd.map(from_frame(schema))))
+    lines = []
+    for source, sides in pairs.items():
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for turn in range(given.pairs + 1):
+            for side in (0, 1) if turn % 2 else (1, 0):
+                taken = timed(sides[side])
+                if turn:  # the first turn starts workers and compiles
+                    seconds[side].append(taken)
+                shutil.rmtree(f"{folder}/out")
+        rows = count // 10 if source == "lists" else count
+        rates = [f"{rows / statistics.median(taken):,.0f}" for taken in seconds]
+        ratios = sorted(b / a for a, b in zip(*seconds, strict=True))
+        shown = f"**{statistics.median(ratios):.1f}** | {ratios[0]:.1f} to {ratios[-1]:.1f}"
+        lines.append(f"| {name} | {source} | {rates[0]} | {rates[1]} | {shown} |")
+    return lines
 
 
 def main() -> None:
@@ -201,7 +211,11 @@ def main() -> None:
     )
     spark.sparkContext.setLogLevel("OFF")
     lines = [line for name in given.schema or ["scan", "hello"] for line in measure(spark, name, given)]
-    print("\n".join(["| schema | path | rows/s | of rdd |", "|---|---|---|---|", *lines]))
+    head = [
+        "| schema | source | `penstock.spark.write` rows/s | RDD rows/s | factor | pairs |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    print("\n".join([*head, *lines]))
     spark.stop()
 
 

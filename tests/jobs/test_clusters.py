@@ -83,3 +83,29 @@ def test_a_worker_killed_in_the_middle_loses_nothing(engine: str, tmp_path: Path
     assert ["3.txt", 1] in [attempt[:2] for attempt in said["attempts"]]
     assert {attempt[1] for attempt in said["attempts"]} == {1}
     assert said["failed"] == [[1, "ZeroDivisionError: division by zero"], [2, "ZeroDivisionError: division by zero"]]
+
+
+RELATIVE = """
+import os, shutil, sys
+import ray
+import penstock
+os.chdir(sys.argv[1])
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env={"working_dir": sys.argv[2]})
+print(penstock.map_files(lambda a, b: shutil.copy(a, b), ["raw/0.txt"], "out/", executor="ray", retries=0))
+ray.shutdown()
+"""
+
+
+@pytest.mark.timeout(280)
+def test_relative_names_are_those_of_the_driver(tmp_path: Path) -> None:
+    """Ray's workers run in a folder of their own."""
+    pytest.importorskip("ray")
+    for name in ("raw", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "raw" / "0.txt").write_text("0")
+    ran = subprocess.run(
+        [sys.executable, "-c", RELATIVE, str(tmp_path), str(tmp_path / "elsewhere")],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert "1 done, 0 skipped, 0 failed" in ran.stdout, ran.stderr[-2000:]
+    assert (tmp_path / "out" / "0.txt").read_text() == "0"

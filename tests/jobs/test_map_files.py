@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,6 +102,46 @@ def test_a_worker_that_is_killed_loses_nothing(raw: Path, tmp_path: Path) -> Non
     [lost] = report.failed_attempts
     assert (Path(lost.input).name, lost.attempt, lost.final) == ("3.txt", 1, False)
     assert "was killed by SIGKILL" in lost.cause
+
+
+@pytest.mark.parametrize("executor", ["local", "serial"])
+def test_a_function_that_ends_its_process_is_a_failure_of_its_file(raw: Path, tmp_path: Path, executor: str) -> None:
+    report = penstock.map_files(
+        work.leave_odd, raw, tmp_path / "out", executor=executor, workers=2, retries=0, on_error="skip"
+    )
+    assert_doubled(tmp_path / "out", [0, 2, 4])
+    assert [one.cause for one in report.failed] == ["SystemExit: 3"] * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [
+        (work.raise_interrupt, "KeyboardInterrupt: from the function"),
+        (work.end_at_once, r"WorkerDied: the worker process \(pid \d+\) ended with exit code 1"),
+    ],
+)
+def test_a_worker_that_its_function_ends_gets_no_hint_about_the_script(
+    raw: Path, tmp_path: Path, function: object, cause: str
+) -> None:
+    report = penstock.map_files(function, [raw / "0.txt"], tmp_path / "out", workers=1, retries=0, on_error="skip")
+    assert re.fullmatch(cause, report.failed[0].cause)
+
+
+def test_a_script_without_a_guard_that_needs_one_is_told(raw: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import shutil, sys\n"
+        "sys.modules['cloudpickle'] = None\n"
+        "import penstock\n"
+        "def copy(a, b):\n"
+        "    shutil.copy(a, b)\n"
+        "penstock.map_files(copy, [sys.argv[1]], sys.argv[2], workers=1, retries=0)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, str(script), str(raw / "0.txt"), str(tmp_path / "out")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "exit code 1 before it began; see its traceback above: a script" in ran.stderr, ran.stderr
 
 
 def test_a_job_that_is_killed_is_run_again(raw: Path, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(pairs: list[tuple[str, str]], root: Path) -> list[tuple[str, str]]:
-    return [(one.removeprefix(f"{root}/"), other) for one, other in pairs]
+    """Return pairs as seen from the working folder; what lies there must have come out as whole paths."""
+    for path in (path for pair in pairs for path in pair):
+        assert path.startswith(f"{root}/"), path
+    return [(one.removeprefix(f"{root}/"), other.removeprefix(f"{root}/")) for one, other in pairs]
 
 
 def test_a_pattern_and_a_folder_keep_the_names_below_the_pattern(raw: Path) -> None:
@@ -36,7 +39,7 @@ def test_a_pattern_and_a_folder_keep_the_names_below_the_pattern(raw: Path) -> N
 
 
 def test_a_folder_stands_for_all_its_files(raw: Path) -> None:
-    assert [out for _, out in make_pairs(Path("raw"), "out", STORE)] == [
+    assert [out for _, out in names(make_pairs(Path("raw"), "out", STORE), raw)] == [
         "out/a.tar", "out/b.tar", "out/deep/c.tar", "out/deep/d.txt",
     ]  # fmt: skip
 
@@ -62,22 +65,32 @@ def test_braces_are_those_of_a_shell() -> None:
     ],
 )
 def test_templates(raw: Path, template: str, first: str) -> None:
-    assert make_pairs("raw/*.tar", template, STORE)[0][1] == first
+    assert names(make_pairs("raw/*.tar", template, STORE), raw)[0][1] == first
 
 
 def test_a_single_file_has_a_single_output(raw: Path) -> None:
-    assert make_pairs("raw/a.tar", "b.tar", STORE) == [("raw/a.tar", "b.tar")]
-    assert make_pairs("raw/a.tar", "out/", STORE) == [("raw/a.tar", "out/a.tar")]
-    assert make_pairs("raw/a.tar", "raw/deep", STORE) == [("raw/a.tar", "raw/deep/a.tar")]  # a folder is there
+    for output, wanted in [("b.tar", "b.tar"), ("out/", "out/a.tar"), ("raw/deep", "raw/deep/a.tar")]:
+        assert names(make_pairs("raw/a.tar", output, STORE), raw) == [("raw/a.tar", wanted)]
 
 
 def test_lists_pairs_dicts_and_functions(raw: Path) -> None:
     wanted = [("x", "y"), ("z", "w")]
-    assert make_pairs(["x", "z"], ["y", "w"], STORE) == wanted
-    assert make_pairs(wanted, None, STORE) == wanted
-    assert make_pairs(dict(wanted), None, STORE) == wanted
-    assert make_pairs(["x"], lambda one: Path(f"out/{one}"), STORE) == [("x", "out/x")]
-    assert make_pairs(iter([Path("x")]), "out", STORE) == [("x", "out/x")]
+    assert names(make_pairs(["x", "z"], ["y", "w"], STORE), raw) == wanted
+    assert names(make_pairs(wanted, None, STORE), raw) == wanted
+    assert names(make_pairs(dict(wanted), None, STORE), raw) == wanted
+    assert names(make_pairs(["x"], lambda one: Path(f"out/{one}"), STORE), raw) == [("x", "out/x")]
+    assert names(make_pairs(iter([Path("x")]), "out", STORE), raw) == [("x", "out/x")]
+
+
+def test_local_names_are_made_whole_where_the_job_is_begun(raw: Path) -> None:
+    """Workers of a cluster may run in another folder; a store's names are the same everywhere."""
+    pairs = [("raw/a.tar", "./out/../a.gz"), (f"file://{raw}/raw/b.tar", "memory://b"), ("~/x", f"{raw}/x")]
+    made = make_pairs(pairs, None, STORE)
+    assert made[0] == (f"{raw}/raw/a.tar", f"{raw}/a.gz")
+    assert made[1] == (f"{raw}/raw/b.tar", "memory://b")
+    assert made[2] == (str(Path("~/x").expanduser()), f"{raw}/x")
+    memory = Store(None, fsspec.filesystem("memory"))
+    assert make_pairs([("a", "b")], None, memory) == [("a", "b")]
 
 
 def test_urls_keep_their_scheme() -> None:
@@ -97,6 +110,7 @@ def test_urls_keep_their_scheme() -> None:
         (["a", "b"], "x-{1..3}", "names 3 outputs"),
         (["d/a", "e/a"], "out", "two inputs have the output 'out/a': 'd/a' and 'e/a'"),
         (["a"], "out/{nam}", "no field '{nam}'; did you mean 'name'"),
+        (["a"], "out/{name:05d}", r"outputs='out/{name:05d}': '{name:05d}' cannot be filled with 'a'.*{index}"),
         (["a"], ["./a"], "input and output at once"),
         ("a", None, "no outputs; pass outputs="),
         (["a"], None, r"pair 0 must be \(input, output\); got 'a'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -21,6 +22,23 @@ def refuse_odd(source: str, target: str) -> None:
     if int(Path(source).stem) % 2:
         raise ValueError(f"{Path(source).name} is odd\nand that is that")
     double(source, target)
+
+
+def leave_odd(source: str, target: str) -> None:
+    """Leave the program for files whose number is odd."""
+    if int(Path(source).stem) % 2:
+        sys.exit(3)
+    double(source, target)
+
+
+def raise_interrupt(source: str, target: str) -> None:
+    """Raise what Ctrl-C raises."""
+    raise KeyboardInterrupt("from the function")
+
+
+def end_at_once(source: str, target: str) -> None:
+    """End the process without a word."""
+    os._exit(1)
 
 
 def fail_once(source: str, target: str) -> None:

@@ -50,6 +50,7 @@ def main(folder):
     assert penstock.open(f"{folder}/arrow")[7]["a"].tolist() == [[7, 1], [2, 3]]
     wrong = frame.selectExpr("id", "array(id) as a")
     refused(penstock.errors.SchemaError, "field 'a'", penstock.spark.write, wrong, f"{folder}/bad", SCHEMA)
+    assert os.listdir(folder) == ["arrow"]
 
     block, copy = f"file://{folder}/block", f"file://{folder}/copy"
     rows = [dict_to_spark_row(SCHEMA, {"id": i, "a": np.full((2, 2), i, np.float32)}) for i in range(10)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 
@@ -17,9 +18,11 @@ def test_the_page_runs(spark, tmp_path, monkeypatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setitem(os.environ, "TF_CPP_MIN_LOG_LEVEL", "3")
     page = ROOT / "docs" / "converter.md"
-    names: dict[str, object] = {"__name__": "__main__", "folder": tmp_path}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names: dict[str, object] = {"__name__": "__main__"}
     code = [block for block in blocks(page) if block.language == "python"]
     assert len(code) == 6
     for block in code:
         exec(compile("\n" * block.line + block.code, str(page), "exec"), names)
-    assert os.listdir(tmp_path / "cache") == []
+    [cache] = tmp_path.glob("*/data/cache")
+    assert os.listdir(cache) == []

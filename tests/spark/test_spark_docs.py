@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 
 pytest.importorskip("pyspark")
@@ -10,9 +12,10 @@ from tests.house import ROOT
 from tests.test_docs import blocks
 
 
-def test_the_page_is_one_program_that_runs(spark, tmp_path):
+def test_the_page_is_one_program_that_runs(spark, tmp_path, monkeypatch):
     page = ROOT / "docs" / "spark.md"
-    names = {"folder": str(tmp_path), "__name__": "docs_spark"}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = {"__name__": "docs_spark"}
     found = [block for block in blocks(page) if block.language == "python"]
     assert len(found) == 4
     for block in found:

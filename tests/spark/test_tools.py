@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from importlib.metadata import entry_points
 
@@ -13,8 +14,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 import penstock
-from penstock.errors import ColumnNotFound
+from penstock.errors import ColumnNotFound, PlanError
 from penstock.petastorm.etl.dataset_metadata import UNISCHEMA_KEY, get_schema_from_dataset_url
+from penstock.petastorm.etl.rowgroup_indexers import SingleFieldIndexer
+from penstock.petastorm.etl.rowgroup_indexing import build_rowgroup_index
 from penstock.petastorm.tools.copy_dataset import copy_dataset, main
 from penstock.petastorm.tools.spark_session_cli import add_configure_spark_arguments, configure_spark
 from penstock.schema.petastorm_pickle import load_unischema
@@ -62,6 +65,48 @@ def test_a_copy_that_cannot_be_made_is_told(spark, source, tmp_path):
     assert len(penstock.open(target)) == 40  # an error before anything was written leaves what was there
     copy_dataset(spark, source, target, ["id", "tiny"], None, True, 1, None)
     assert penstock.open(target).columns == ("id", "tiny")
+
+
+def test_a_copy_onto_into_or_around_its_source_is_refused(spark, tmp_path):
+    """Spark deletes what it overwrites before it reads, and files below a dataset are part of it."""
+    folder = tmp_path / "up" / "set"
+    folder.parent.mkdir()
+    penstock.write([every_row(i) for i in range(4)], folder, EVERY)
+    (tmp_path / "link").symlink_to(folder)
+    for target, why in [
+        (url_of(folder), "is the dataset itself"),
+        (f"file:{folder}/", "is the dataset itself"),
+        (url_of(tmp_path / "link"), "is the dataset itself"),
+        (url_of(tmp_path / "up" / "x" / ".." / "set"), "is the dataset itself"),
+        (url_of(folder / "x"), "lies in the dataset"),
+        (url_of(folder.parent), "holds the dataset"),
+    ]:
+        with pytest.raises(PlanError, match=f"{why} that is to be copied"):
+            copy_dataset(spark, url_of(folder), target, overwrite_output=True)
+    assert len(penstock.open(folder)) == 4
+    copy_dataset(spark, url_of(folder), url_of(tmp_path / "up" / "set2"), ["id"])  # a name that begins alike
+    assert len(penstock.open(tmp_path / "up" / "set2")) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("s3://bucket/a", "s3a://bucket/a/", True),
+        ("s3://bucket/a", "s3://other/a", False),
+        ("hdfs:///a", "hdfs://name:9000/a/b", True),
+        ("hdfs:///a", "s3://bucket/a", False),
+        ("dbfs:/ml/a", "/dbfs/ml/a", True),
+        ("gs://b/a", "gs://b/ab", False),
+    ],
+)
+def test_places_on_stores_are_compared_by_name(one, other, overlap):
+    from penstock.spark.copy import _refuse_overlap
+
+    if overlap:
+        with pytest.raises(PlanError, match="nothing was done"):
+            _refuse_overlap(one, other)
+    else:
+        _refuse_overlap(one, other)
 
 
 def test_the_command_copies_and_leaves_a_running_session_alone(spark, source, tmp_path):
@@ -120,3 +165,45 @@ def test_petastorms_commands_are_installed_under_their_names():
     if not found:
         pytest.skip("penstock is not installed, or was before the commands were added")
     assert sorted(found) == ["petastorm-copy-dataset.py", "petastorm-generate-metadata.py", "petastorm-throughput.py"]
+
+
+def test_arguments_of_an_index_in_another_order_are_told(spark, source):
+    index = SingleFieldIndexer("by_id", "id")
+    for given, wanted in [
+        ((spark.sparkContext, source, [index]), "takes the URL of a dataset first; got SparkContext"),
+        ((source, spark, [index]), "a SparkContext second, .* got SparkSession; .* pass spark.sparkContext"),
+        ((source, [index], spark.sparkContext), "a SparkContext second, .* got list$"),
+        ((source, spark.sparkContext, index), "takes a list of indexers last; got SingleFieldIndexer"),
+    ]:
+        with pytest.raises(TypeError, match=wanted):
+            build_rowgroup_index(*given)
+
+
+def test_commands_end_in_one_line_for_what_users_can_mend(spark, source, tmp_path, capsys):
+    from penstock.petastorm.benchmark import cli
+    from penstock.petastorm.etl import metadata_util, petastorm_generate_metadata
+
+    nothing, taken = url_of(tmp_path / "nothing"), tmp_path / "taken"
+    taken.mkdir()
+    (taken / "a.txt").touch()
+    for function, arguments, wanted in [
+        (main, [nothing, url_of(tmp_path / "x")], "petastorm-copy-dataset.py: .*nothing"),
+        (main, [source, source, "--overwrite-output"], "petastorm-copy-dataset.py: .*is the dataset itself"),
+        (main, [source, url_of(taken)], "petastorm-copy-dataset.py: .*already exists"),
+        (petastorm_generate_metadata.main, ["--dataset_url", nothing], "petastorm-generate-metadata.py: .*nothing"),
+        (petastorm_generate_metadata.main, ["--dataset_url", "no/url"], "petastorm-generate-metadata.py: .*scheme"),
+        (
+            petastorm_generate_metadata.main,
+            ["--dataset_url", source, "--unischema_class", "no_such.Schema"],
+            "petastorm-generate-metadata.py: cannot find the schema 'no_such.Schema'",
+        ),
+        (metadata_util.main, ["--dataset-url", nothing, "--schema"], "metadata_util: .*nothing"),
+        (cli.main, [nothing], "petastorm-throughput.py: .*nothing"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            function(arguments)
+        assert ended.value.code == 1
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1, lines
+        assert re.match(wanted, lines[0]), lines
+    assert spark.range(3).count() == 3

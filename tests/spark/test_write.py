@@ -12,7 +12,7 @@ import penstock
 import penstock.spark
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, NdarrayCodec
-from penstock.errors import ColumnNotFound, DatasetExists, DatasetNotFound, SchemaError
+from penstock.errors import ColumnNotFound, DatasetExists, DatasetNotFound, SchemaError, TransformError
 from penstock.petastorm import make_reader
 from penstock.petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
 from penstock.petastorm.unischema import dict_to_spark_row
@@ -157,7 +157,9 @@ def test_attempts_that_failed_leave_no_rows_behind(spark, tmp_path):
     from pyarrow.fs import LocalFileSystem
 
     from penstock.schema.arrow import arrow_schema
-    from penstock.spark.write import _remove_others, _run, _Target, _Task
+    from penstock.spark.task import Gate, Target, Task
+    from penstock.spark.write import _run
+    from penstock.write.durable import put_json
     from penstock.write.layout import plan_layout
     from penstock.write.options import WriteOptions
     from penstock.write.place import Place
@@ -166,12 +168,14 @@ def test_attempts_that_failed_leave_no_rows_behind(spark, tmp_path):
     options = WriteOptions(1 << 20, 2, (), False, "auto")
     stage = choose(Place(LocalFileSystem(), str(tmp_path / "set")), options)
     layout = plan_layout(POINTS, arrow_schema(POINTS), ())
-    task = _Task(_Target(str(tmp_path / "set"), None, None, stage.data), layout, options)
+    gate = Gate(f"{stage.journal}/gate.json", "1234")
+    put_json(stage.fs, gate.path, {"run": gate.run})
+    task = Task(Target(str(tmp_path / "set"), None, None, stage.data, gate), layout, options)
     frame = points_frame(spark, [row_of(i) for i in range(10)], 2)
     first, second = _run(frame, task), _run(frame, task)
     assert {file.path for file in first}.isdisjoint(file.path for file in second)
     assert sum(file.rows for file in second) == 10
-    _remove_others(stage, {file.path for file in second})
+    stage.keep_only({file.path for file in second})
     left = sorted(path.name for path in (tmp_path / stage.data).glob("*.parquet"))
     assert left == [file.path for file in second]
 
@@ -189,3 +193,17 @@ def test_a_transform_makes_the_rows_on_the_executors(spark, tmp_path):
             spark.range(2), tmp_path / "no", POINTS, transform=lambda row: {**row_of(1), "points": np.zeros(2, "f4")}
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
+
+
+def test_an_error_of_a_transform_names_partition_and_row(spark, tmp_path):
+    def spoil(row):
+        if row["id"] == 7:
+            raise KeyError("no such\nscan")
+        return row_of(row["id"])
+
+    with pytest.raises(
+        TransformError, match=r"^partition 1 of the DataFrame, row 2: the transform raised KeyError: 'no such"
+    ) as info:
+        penstock.spark.write(spark.range(0, 10, 1, 2), tmp_path / "set", POINTS, transform=spoil)
+    assert "in spoil" in str(info.value.__cause__)
+    assert list(tmp_path.iterdir()) == []

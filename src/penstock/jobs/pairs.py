@@ -1,7 +1,7 @@
 """What the user wrote to one list of (input, output): patterns, numbered names, folders, templates, pairs.
 
 First stage of a job. Lists folders where a pattern asks for it, opens nothing. An input may be read by several pairs;
-an output belongs to exactly one.
+an output belongs to exactly one. Local names come out absolute: workers may run in another folder than the driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyarrow.fs import FileType
+from pyarrow.fs import FileType, LocalFileSystem
 
 from penstock.errors import DatasetNotFound, PlanError, close_names
 from penstock.storage import expand_glob, has_magic, list_files, resolve
@@ -61,7 +61,7 @@ def make_pairs(inputs: Any, outputs: Outputs | None, store: Store) -> list[Pair]
         found = _inputs(inputs, store)
         pairs = list(zip([one.path for one in found], _outputs(found, outputs, inputs), strict=True))
     _check(pairs, store)
-    return pairs
+    return [(_absolute(source, store), _absolute(target, store)) for source, target in pairs]
 
 
 def expand_braces(text: str) -> list[str]:
@@ -201,7 +201,13 @@ def _fill(template: str, one: _Input, index: int) -> str:
         field, _, form = match[1].partition(":")
         if field not in values:
             raise PlanError(f"outputs={template!r}: no field {match[0]!r}; {close_names(field, FIELDS)}")
-        return format(values[field], form)
+        try:
+            return format(values[field], form)
+        except ValueError as error:
+            raise PlanError(
+                f"outputs={template!r}: {match[0]!r} cannot be filled with {values[field]!r}: {error}; numbers as in "
+                "'{index:05d}' fit {index} alone"
+            ) from error
 
     return _FIELD.sub(value, template)
 
@@ -221,6 +227,19 @@ def _check(pairs: Sequence[Pair], store: Store) -> None:
                 "use outputs='folder/{relative}' or '{index}', or give the outputs one by one"
             )
         owner[path] = source
+
+
+def _absolute(path: str, store: Store) -> str:
+    """Return a local name as a whole path, seen from the driver; names on a store stay as they are.
+
+    A slash at the end stays too: it says that a folder is meant.
+    """
+    if "://" in path and not path.lower().startswith("file:"):
+        return path
+    fs, place = store.resolve(path)
+    if not isinstance(fs, LocalFileSystem):
+        return path
+    return f"{place.rstrip('/')}/" if path.endswith("/") else place
 
 
 def _key(path: str, store: Store) -> str:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from penstock.jobs.task import Job, Outcome, Task
 
+_BEGUN = b"begun"
+"""What a process says first: from then on, what ends it is the user's function."""
 _starting = threading.Lock()
 """Starting hides the user's script from the new process, for a moment, for all threads."""
 
@@ -82,6 +84,7 @@ class _Worker:
 
     def __init__(self, payload: bytes, *, needs_script: bool) -> None:
         context = multiprocessing.get_context("spawn")
+        self._needs_script, self._has_begun = needs_script, False
         self._ended = False
         self._pipe, theirs = context.Pipe(duplex=True)
         # Not a daemon: the user's function may start processes of its own.
@@ -96,11 +99,18 @@ class _Worker:
     def ask(self, task: Task) -> Outcome:
         """Send a task and wait for its outcome, or for the end of the process."""
         self._pipe.send_bytes(pickle.dumps(task))
+        answer = self._receive()
+        if answer == _BEGUN:
+            self._has_begun = True
+            answer = self._receive()
+        outcome: Outcome = pickle.loads(answer)
+        return outcome
+
+    def _receive(self) -> bytes:
         ready = mp_connection.wait([self._pipe, self._process.sentinel])
         if self._pipe not in ready and not self._pipe.poll():
             raise EOFError
-        outcome: Outcome = pickle.loads(self._pipe.recv_bytes())
-        return outcome
+        return self._pipe.recv_bytes()
 
     def died(self) -> WorkerDied:
         """Return the error for a process that has gone, and remove what it has started."""
@@ -111,8 +121,10 @@ class _Worker:
         hint = ""
         if code == -9:
             hint = "; the system kills processes when memory runs out: fewer workers= may help"
-        elif code == 1:
-            hint = "; see its traceback above: a script that starts processes needs `if __name__ == '__main__':`"
+        elif code == 1 and not self._has_begun:
+            hint = " before it began; see its traceback above"
+            if self._needs_script:  # it runs the user's script, which may start processes in turn
+                hint += ": a script that starts processes needs `if __name__ == '__main__':`"
         return WorkerDied(f"the worker process (pid {self._process.pid}) {how}{hint}")
 
     def end(self) -> None:
@@ -166,12 +178,13 @@ def _serve(pipe: Connection, payload: bytes) -> None:
     threading.Thread(target=_watch_parent, daemon=True).start()
     job: Any = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        pipe.send_bytes(_BEGUN)
         while True:
             task = pickle.loads(pipe.recv_bytes())
             try:
                 job = pickle.loads(payload) if job is None else job
                 outcome = run(job, task)
-            except Exception as error:  # noqa: BLE001 -- what the function needs may not be importable here
+            except BaseException as error:  # noqa: BLE001 -- no Ctrl-C comes here: the function has raised it
                 outcome = failure(error)
             pipe.send_bytes(pickle.dumps(outcome))
 

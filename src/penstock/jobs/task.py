@@ -67,7 +67,7 @@ def run(job: Job, task: Task) -> Outcome:
             if job.skip_existing and exists(job.store, task.output):
                 return Outcome()
         _apply(job, task)
-    except Exception as error:  # noqa: BLE001 -- a user's function may raise anything; it is reported
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's function may raise anything; it is reported
         return failure(error)
     return Outcome()
 

@@ -79,6 +79,8 @@ class Passes:
 
 def _items(reader: Any, shape: Shape) -> Any:
     """Return the dataset of items that are asked for one by one."""
+    from penstock.tensorflow._dataset import as_it_is
+
     tf = tensorflow_module()
 
     def items() -> Iterator[Any]:
@@ -89,7 +91,7 @@ def _items(reader: Any, shape: Shape) -> Any:
     if not signature:
         raise ValueError("the reader has no fields: there is nothing to make tensors of")
     made = tf.data.Dataset.from_generator(Passes(reader, items), output_signature=signature)
-    return made.map(lambda *tensors: shape.pack(tensors))
+    return made.map(as_it_is(lambda *tensors: shape.pack(tensors)))
 
 
 # -- blocks -----------------------------------------------------------------------------------------------------------
@@ -97,6 +99,8 @@ def _items(reader: Any, shape: Shape) -> Any:
 
 def _blocks(reader: Reader, shape: Shape) -> Any:
     """Return the dataset of rows, or windows, that TensorFlow takes out of blocks."""
+    from penstock.tensorflow._dataset import as_it_is
+
     tf = tensorflow_module()
     places = Places(reader) if tf.executing_eagerly() else None
     signature = tuple(spec for kind in shape.kinds for spec in _block_specs(kind))
@@ -109,11 +113,11 @@ def _blocks(reader: Reader, shape: Shape) -> Any:
         whole = tuple(_joined(shape.kinds, tensors))
         return tf.data.Dataset.from_tensor_slices(whole if free else shape.pack(whole))
 
-    made = made.flat_map(slices)  # `unbatch` takes twice as long
+    made = made.flat_map(as_it_is(slices))  # `unbatch` takes twice as long
     if places is not None:
         counter = places.counter
-        made = made.filter(lambda *_: counter.assign_add(1) > 0)  # keeps all; cheaper than a map
-    return made.map(lambda *tensors: shape.pack(list(_rows(shape.kinds, tensors)))) if free else made
+        made = made.filter(as_it_is(lambda *_: counter.assign_add(1) > 0))  # keeps all; cheaper than a map
+    return made.map(as_it_is(lambda *tensors: shape.pack(list(_rows(shape.kinds, tensors))))) if free else made
 
 
 def _block_specs(kind: Kind) -> list[Any]:

@@ -110,11 +110,33 @@ def _numbers(kind: Kind, values: NDArray[Any]) -> NDArray[Any]:
     elif values.dtype.kind == "f" and kind.dtype.kind in "iu" and np.isnan(values).any():
         _refuse_null(kind)  # whole numbers with nulls, as readers of batches give them
     try:
-        return values.astype(kind.dtype, casting="unsafe" if values.dtype == OBJECT else "same_kind", copy=False)
+        with np.errstate(over="ignore"):
+            found = values.astype(kind.dtype, casting="unsafe" if values.dtype == OBJECT else "same_kind", copy=False)
+        fits = found is values or _keeps(values, found)
+    except OverflowError:
+        fits = False
     except (TypeError, ValueError):
         raise SchemaError(
             f"field {kind.name!r} came as {values.dtype}, where its schema says {kind.source}; correct edit_fields="
         ) from None
+    if not fits:
+        raise SchemaError(
+            f"field {kind.name!r} has values that do not fit {kind.source}, which its schema says: {values.min()} to "
+            f"{values.max()}; say a wider dtype by edit_fields= of a TransformSpec"
+        )
+    return found
+
+
+def _keeps(values: NDArray[Any], found: NDArray[Any]) -> bool:
+    """Tell whether no number has become another one; floats may be rounded."""
+    if not values.size or values.dtype.kind == "b":
+        return True
+    if found.dtype.kind in "iu":
+        limits = np.iinfo(found.dtype)
+        return bool(limits.min <= int(values.min()) and int(values.max()) <= limits.max)
+    if found.dtype.kind in "fc" and values.dtype != OBJECT:
+        return bool((np.isinf(found) <= np.isinf(values)).all())
+    return True
 
 
 def _stacked(kind: Kind, values: Sequence[Any]) -> NDArray[Any]:

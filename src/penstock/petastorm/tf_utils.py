@@ -55,12 +55,21 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
         shuffling_queue_capacity: Rows that a queue holds to shuffle them; 0 for none. Not with readers of batches.
             Needs `tf.train.start_queue_runners`.
         min_after_dequeue: Rows that stay in the queue, so that it mixes well.
+
+    Raises:
+        RuntimeError: There is no graph: evaluated at once, the tensors would be one row for ever.
     """
     tf = tensorflow_module()
     if reader.batched_output and shuffling_queue_capacity:
         raise ValueError(
             "shuffling_queue_capacity does not go with a reader of batches: a queue would shuffle whole batches; use "
             "shuffle_rows=True of make_batch_reader"
+        )
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "tf_tensors gives tensors of a graph, and TensorFlow evaluates eagerly here: call it inside `with "
+            "tf.compat.v1.Graph().as_default():` and evaluate them in a tf.compat.v1.Session, or iterate over "
+            "make_petastorm_dataset(reader), which needs no graph"
         )
     shape = Shape(reader)
     dtypes = [tensor_dtype(kind) for kind in shape.kinds]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from io import BytesIO
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from penstock.write.tables import checked
 from penstock.write.work import BATCH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.schema.unischema import UnischemaField
     from penstock.write.layout import Layout
@@ -38,7 +39,7 @@ def encoded_rows(rows: Iterable[Any], layout: Layout, first: int) -> Iterator[pa
         SchemaError: A row does not fit the schema; names the row, the field, what is wanted and what came.
     """
     names = layout.unischema.fields.keys()
-    columns = _columns(layout)
+    numbers, columns = _numbers(layout), _columns(layout)
     begin, size = first, 0
     for index, row in enumerate(rows, first):
         if not isinstance(row, Mapping):
@@ -47,37 +48,45 @@ def encoded_rows(rows: Iterable[Any], layout: Layout, first: int) -> Iterator[pa
         if not row.keys() <= names:
             refuse_names(row, layout.unischema.fields, index=index)
         size += _ROW_BYTES
+        numbers.add(row)
         for name, column in columns.items():
             size += column.add(row.get(name), index)
         if size >= BATCH_BYTES:
-            yield _batch(columns, layout, begin)
-            columns, begin, size = _columns(layout), index + 1, 0
+            yield _batch(numbers, columns, layout, begin)
+            numbers, columns, begin, size = _numbers(layout), _columns(layout), index + 1, 0
     if size:
-        yield _batch(columns, layout, begin)
+        yield _batch(numbers, columns, layout, begin)
 
 
 class _Column(Protocol):
     def add(self, value: Any, index: int) -> int:
-        """Take the value of row `index`; return the bytes of its cell, 0 for a number."""
+        """Take the value of row `index`; return the bytes of its cell."""
 
     def finish(self, first: int) -> pa.Array:
         """Return all values as a column; `first` is the number of the first row."""
 
 
 def _columns(layout: Layout) -> dict[str, _Column]:
-    return {stored.name: _column(layout.unischema.fields[stored.name], stored) for stored in layout.columns}
+    fields = layout.unischema.fields
+    cells = [stored for stored in layout.columns if not _is_number(fields[stored.name], stored.type)]
+    return {stored.name: _column(fields[stored.name], stored) for stored in cells}
 
 
 def _column(field: UnischemaField, stored: pa.Field) -> _Column:
-    if not field.shape and type(field.codec) in (ScalarCodec, type(None)) and _is_number(stored.type):
-        return _Numbers(field, stored)
     if type(field.codec) is NdarrayCodec and _payload_bytes(field):
         return _Blocks(field, stored)
     return _Cells(field, stored)
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def _is_number(field: UnischemaField, kind: pa.DataType) -> bool:
+    if field.shape or type(field.codec) not in (ScalarCodec, type(None)):
+        return False
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _numbers(layout: Layout) -> _Numbers:
+    fields = layout.unischema.fields
+    return _Numbers([(fields[s.name], s) for s in layout.columns if _is_number(fields[s.name], s.type)])
 
 
 def _payload_bytes(field: UnischemaField) -> int:
@@ -87,8 +96,9 @@ def _payload_bytes(field: UnischemaField) -> int:
     return int(math.prod(n or 0 for n in field.shape)) * np.dtype(kind).itemsize if plain else 0
 
 
-def _batch(columns: Mapping[str, _Column], layout: Layout, first: int) -> pa.RecordBatch:
-    arrays = [columns[stored.name].finish(first) for stored in layout.columns]
+def _batch(numbers: _Numbers, columns: Mapping[str, _Column], layout: Layout, first: int) -> pa.RecordBatch:
+    made = numbers.finish(first) | {name: column.finish(first) for name, column in columns.items()}
+    arrays = [made[stored.name] for stored in layout.columns]
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
 
 
@@ -109,29 +119,47 @@ class _Cells:
 
 
 class _Numbers:
-    """Numbers, which Arrow checks and takes all at once; what it does not take the codec does, or says why not."""
+    """All columns of numbers: Arrow checks and takes each at once; what it does not take the codec does, or refuses."""
 
-    def __init__(self, field: UnischemaField, stored: pa.Field) -> None:
-        self._field, self._stored = field, stored
-        self._values: list[Any] = []
-        self._kinds: tuple[type, ...] = (type(None), int, np.integer)
-        if pa.types.is_boolean(stored.type):
-            self._kinds = (type(None), bool, np.bool_)
-        elif pa.types.is_floating(stored.type):
-            self._kinds += (float, np.floating)
+    def __init__(self, fields: Sequence[tuple[UnischemaField, pa.Field]]) -> None:
+        self._fields = fields
+        self._names = [field.name for field, _ in fields]
+        # One call for all of them; with a single name it would give the value itself.
+        self._take = itemgetter(*self._names) if len(fields) > 1 else None
+        self._rows: list[Sequence[Any]] = []
 
-    def add(self, value: Any, index: int) -> int:  # noqa: ARG002 - as the others
-        self._values.append(value)
-        return 0
-
-    def finish(self, first: int) -> pa.Array:
-        if all(issubclass(kind, self._kinds) for kind in set(map(type, self._values))):  # Arrow cuts 1.5 down to 1
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take the numbers of a row; a missing one is a null."""
+        if self._take is not None and type(row) is dict:  # others may answer for what they do not have
             try:
-                return refuse_nulls(pa.array(self._values, self._stored.type), self._stored, first)
-            except (pa.ArrowException, TypeError, OverflowError):
+                self._rows.append(self._take(row))
+            except KeyError:
                 pass
-        cells = [encode_cell(self._field, value, index) for index, value in enumerate(self._values, first)]
-        return array_of(cells, self._stored, first)
+            else:
+                return
+        self._rows.append([row.get(name) for name in self._names])
+
+    def finish(self, first: int) -> dict[str, pa.Array]:
+        """Return the columns by name; `first` is the number of the first row."""
+        values = zip(*self._rows, strict=True)
+        return {
+            field.name: _number_column(field, stored, column, first)
+            for (field, stored), column in zip(self._fields, values, strict=True)
+        }
+
+
+def _number_column(field: UnischemaField, stored: pa.Field, values: Sequence[Any], first: int) -> pa.Array:
+    kinds: tuple[type, ...] = (type(None), int, np.integer)
+    if pa.types.is_boolean(stored.type):
+        kinds = (type(None), bool, np.bool_)
+    elif pa.types.is_floating(stored.type):
+        kinds += (float, np.floating)
+    if all(issubclass(kind, kinds) for kind in set(map(type, values))):  # Arrow cuts 1.5 down to 1
+        try:
+            return refuse_nulls(pa.array(values, stored.type), stored, first)
+        except (pa.ArrowException, TypeError, OverflowError):
+            pass
+    return array_of([encode_cell(field, value, index) for index, value in enumerate(values, first)], stored, first)
 
 
 class _Blocks:

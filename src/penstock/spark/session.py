@@ -6,7 +6,7 @@ no RDDs, no Hadoop configuration). Imports PySpark nowhere: it is handed a sessi
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -105,3 +105,31 @@ class _Session:
 def _undo(store: Any, key: str) -> Callable[[], None]:
     before = store.get(key)
     return (lambda: store.unset(key)) if before is None else (lambda: store.set(key, before))
+
+
+@contextmanager
+def cancelled_on_error(spark: Any, tag: str) -> Iterator[None]:
+    """Cancel the jobs that a block has started, if it raises, Ctrl-C included; other jobs of the session go on.
+
+    Jobs are known by a tag, which sessions have since PySpark 3.5; before that they end by themselves.
+    """
+    add, drop, cancel = _tagging(spark)
+    add(tag)
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the session may be gone, which may be why we are here
+            cancel(tag)
+        raise
+    finally:
+        with suppress(Exception):
+            drop(tag)
+
+
+def _tagging(spark: Any) -> tuple[Callable[[str], Any], Callable[[str], Any], Callable[[str], Any]]:
+    """Return what adds a tag to the jobs of this thread, drops it, and cancels jobs that have it."""
+    holder, names = spark, ("addTag", "removeTag", "interruptTag")
+    if not is_connect(spark):
+        holder, names = spark.sparkContext, ("addJobTag", "removeJobTag", "cancelJobsWithTag")
+    add, drop, cancel = (getattr(holder, name, lambda _: None) for name in names)
+    return add, drop, cancel

@@ -7,48 +7,48 @@ never go back to the JVM, and no RDD is used, so it works on Spark Connect too. 
 - success: the dataset appears whole, files in the order of the partitions;
 - a task fails and Spark runs it again, or twice at once: every attempt has files of its own, those that did not end
   well are removed;
-- the job fails, or Ctrl-C: everything is removed, the target is as it was;
+- the job fails, or Ctrl-C: the job is cancelled and everything is removed, the target is as it was; tasks that still
+  run find their gate shut (see `spark/task.py`) and bring nothing back;
 - the driver dies: the target is as it was; what was written stays in a hidden folder until `penstock.discard(url)`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import posixpath
 import re
-from dataclasses import dataclass
+import time
 from typing import TYPE_CHECKING, Any
 
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 import penstock.errors
-from penstock.dataset.incomplete import ALONE
-from penstock.errors import PenstockError, SchemaError
+from penstock.dataset.incomplete import ALONE, BEGIN
+from penstock.errors import DatasetExists, PenstockError, SchemaError
 from penstock.schema.arrow import arrow_schema
 from penstock.schema.unischema import Unischema
-from penstock.spark.arrays import slices, with_cells
-from penstock.spark.rows import encoded_rows
+from penstock.spark.session import cancelled_on_error
+from penstock.spark.task import REPORT, Gate, Target, Task
 from penstock.storage import resolve
 from penstock.write.cells import refuse_names, refuse_null
-from penstock.write.durable import Lock, sync_file
-from penstock.write.files import FileWriter, Written
+from penstock.write.durable import CANNOT, Lock, remove
 from penstock.write.finish import facts_of, finish
 from penstock.write.journal import DoneFile, Journal
 from penstock.write.layout import Layout, plan_layout
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
 from penstock.write.place import Place
 from penstock.write.stage import Stage, choose
-from penstock.write.tables import table_works
 from penstock.write.writer import summary
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    import pyarrow as pa
+    from penstock.write.files import Written
 
-_ROWS_AT_ONCE = 256
-"""Rows that become Python values at a time, for a transform."""
-_REPORT = "path string, num_rows long, num_row_groups long, num_bytes long"
+_CURE = {"cure": "run the Spark job again (it begins anew)"}
+_CLEAR_S = 5.0
+"""How long what a failed job left is looked for: Spark needs some 4 seconds to end the Python workers of a dead job."""
 
 
 def write(  # noqa: PLR0913 - the public factory takes flat keywords
@@ -97,6 +97,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     Raises:
         DatasetExists: something is at `url` already.
         SchemaError: a column or row does not fit the schema; names the row, its partition, and the field.
+        TransformError: the transform raised an error; names the row of the partition.
     """
     if not isinstance(schema, Unischema):
         raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
@@ -105,23 +106,29 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     layout = plan_layout(schema, arrow_schema(schema), names)
     if transform is None:
         _check_columns(df.columns, layout)
+    facts = facts_of(layout, overwrite=overwrite)
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
     stage = choose(Place(fs, path.rstrip("/") or path), options)
-    facts = facts_of(layout, overwrite=overwrite)
     journal = Journal(fs, posixpath.join(stage.journal, ALONE), stage.data)
+    gate = Gate(posixpath.join(journal.folder, BEGIN), os.urandom(4).hex())
     lock = Lock(fs, journal.folder)
     try:
         lock.take()
-        journal.begin({**facts, "cure": "run the Spark job again (it begins anew)"})
-        target = _Target(str(url), storage_options, filesystem, stage.data)
-        files = _run(df, _Task(target, layout, options, transform))
-        _remove_others(stage, {file.path for file in files})
+        journal.begin({**facts, **_CURE, "run": gate.run})
+        target = Target(str(url), storage_options, filesystem, stage.data, gate)
+        files = _run(df, Task(target, layout, options, transform))
+        journal.begin({**facts, **_CURE})  # shuts the gate: an attempt that Spark no longer needs may still be at work
+        stage.keep_only({file.path for file in files})
         files = finish(stage, facts, files)
-        lock.give_back()
-        stage.show(overwrite=overwrite)
     except BaseException:
         lock.give_back()
-        stage.remove()
+        _clear(stage, gate)
+        raise
+    lock.give_back()
+    try:
+        stage.show(overwrite=overwrite)
+    except DatasetExists:  # nothing was moved yet; after that the files are the target's, and must not be removed
+        _clear(stage, gate)
         raise
     return summary(str(url), files)
 
@@ -134,10 +141,11 @@ def _check_columns(columns: Sequence[str], layout: Layout) -> None:
             refuse_null(field, 0)
 
 
-def _run(df: Any, task: _Task) -> list[DoneFile]:
+def _run(df: Any, task: Task) -> list[DoneFile]:
     """Run the job; return the files of the attempts that ended well, in order."""
     try:
-        rows = df.mapInArrow(task, _REPORT).collect()
+        with cancelled_on_error(df.sparkSession, f"penstock-write-{task.target.gate.run}"):
+            rows = df.mapInArrow(task, REPORT).collect()
     except Exception as error:
         own = _own_error(str(error))
         if own is None:
@@ -147,128 +155,45 @@ def _run(df: Any, task: _Task) -> list[DoneFile]:
 
 
 def _own_error(text: str) -> PenstockError | None:
-    """Return an error of ours that a task raised, which Spark has put into a long text."""
-    found = re.search(r"^penstock\.errors\.(\w+): (.+)$", text, re.MULTILINE)
-    kind = getattr(penstock.errors, found[1], None) if found else None
-    if found is None or not (isinstance(kind, type) and issubclass(kind, PenstockError)):
+    """Return an error of ours that a task raised, which Spark has put into a long text with its causes."""
+    found = re.findall(r"^penstock\.errors\.(\w+): (.+)$", text, re.MULTILINE)
+    found.sort(key=lambda one: not one[1].startswith("partition "))  # what caused it does not say where
+    kind = getattr(penstock.errors, found[0][0], None) if found else None
+    if not (isinstance(kind, type) and issubclass(kind, PenstockError)):
         return None
-    return kind(found[2])
+    return kind(found[0][1])
 
 
-def _remove_others(stage: Stage, keep: set[str]) -> None:
-    """Remove files of attempts that did not end well: Spark has run their tasks again."""
-    for info in stage.fs.get_file_info(FileSelector(stage.data, recursive=True)):
-        relative = info.path[len(stage.data) :].lstrip("/")
-        if info.type == FileType.File and relative.endswith(".parquet") and relative not in keep:
-            stage.fs.delete_file(info.path)
+def _parquet_files(stage: Stage) -> list[str]:
+    found = stage.fs.get_file_info(FileSelector(stage.data, recursive=True, allow_not_found=True))
+    paths = [info.path for info in found if info.type == FileType.File and info.path.endswith(".parquet")]
+    return [path[len(stage.data) :].lstrip("/") for path in paths]
 
 
-# -- on the executors ------------------------------------------------------------------------------------------------
+def _clear(stage: Stage, gate: Gate) -> None:
+    """Remove everything that a failed job wrote, and what its last tasks may still add.
+
+    With the gate gone a local task can add nothing but the file that it was just opening. Elsewhere a file may appear
+    once it is closed: it is looked for until Spark has ended all tasks.
+    """
+    remove(stage.fs, gate.path)
+    end = time.monotonic() + _CLEAR_S
+    stage.remove()
+    while time.monotonic() < end and not (isinstance(stage.fs, LocalFileSystem) and _is_gone(stage)):
+        time.sleep(0.1)
+        _remove_run(stage, gate.run)
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where tasks write; what they need to get there."""
-
-    url: str
-    storage_options: Mapping[str, Any] | None
-    filesystem: Any
-    folder: str
-    """Path of the files on the filesystem."""
+def _is_gone(stage: Stage) -> bool:
+    return bool(stage.fs.get_file_info(stage.folder or stage.data).type == FileType.NotFound)
 
 
-@dataclass(frozen=True, slots=True)
-class _TaskOptions(WriteOptions):
-    """Options of one attempt at a partition, whose files have names that no other attempt has."""
-
-    token: str = ""
-
-    @property
-    def prefix(self) -> str:
-        """Sorted by name, the files of a partition follow those of the one before."""
-        return f"part-{self.token}-"
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What a Python worker of Spark runs for one partition: Arrow batches in, names of finished files out. Pickles."""
-
-    target: _Target
-    layout: Layout
-    options: WriteOptions
-    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        partition = 0 if context is None else context.partitionId()
-        try:
-            files = self._write(batches, partition, 0 if context is None else context.taskAttemptId())
-        except SchemaError as error:
-            raise type(error)(f"partition {partition} of the DataFrame, {error}") from error
-        if files:
-            yield _report(files)
-
-    def _write(self, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> list[DoneFile]:
-        target = self.target
-        fs, _ = resolve(target.url, storage_options=target.storage_options, filesystem=target.filesystem)
-        done: list[DoneFile] = []
-
-        def finished(_: int, files: Sequence[DoneFile]) -> None:
-            for file in files:
-                sync_file(fs, posixpath.join(target.folder, file.path))
-            done.extend(files)
-
-        options = _task_options(self.options, f"{partition:06d}-{attempt:08d}")
-        writer = FileWriter((fs, target.folder), self.layout, options, finished)
-        try:
-            self._pump(batches, writer)
-            writer.checkpoint()
-        except BaseException:
-            writer.abandon()
-            raise
-        return done
-
-    def _pump(self, batches: Iterable[pa.RecordBatch], writer: FileWriter) -> None:
-        first = 0
-        for whole in batches:
-            for batch in slices(whole):
-                for stored in self._stored(batch, first):
-                    writer.add(stored)
-                first += batch.num_rows
-
-    def _stored(self, batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
-        """Give the rows of a batch in storage form."""
-        if self.transform is not None:
-            rows = (self.transform(row) for row in _each(batch))
-            yield from encoded_rows(rows, self.layout, first)
-            return
-        for work in table_works(with_cells(batch, self.layout, first), self.layout, first):
-            yield work.make()
-
-
-def _each(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-        yield from batch.slice(start, _ROWS_AT_ONCE).to_pylist()
-
-
-def _task_options(options: WriteOptions, token: str) -> _TaskOptions:
-    return _TaskOptions(
-        options.row_group_bytes,
-        options.rows_per_file,
-        options.partition_by,
-        options.overwrite,
-        options.compression,
-        token=token,
-    )
-
-
-def _report(files: Sequence[DoneFile]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    columns = list(zip(*((f.path, f.rows, f.row_groups, f.bytes) for f in files), strict=True))
-    kinds = [("path", pa.string()), ("num_rows", pa.int64()), ("num_row_groups", pa.int64()), ("num_bytes", pa.int64())]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(c, kind) for c, (_, kind) in zip(columns, kinds, strict=True)], schema=pa.schema(kinds)
-    )
+def _remove_run(stage: Stage, run: str) -> None:
+    """Remove what is left of one run; in a target that is written itself, no file of anybody else's."""
+    if stage.folder is not None:
+        remove(stage.fs, stage.folder)
+        return
+    with contextlib.suppress(*CANNOT):
+        for relative in _parquet_files(stage):
+            if f"-{run}-" in relative:
+                stage.fs.delete_file(posixpath.join(stage.data, relative))

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from penstock.petastorm.benchmark.throughput import ReadMethod, WorkerPoolType, reader_throughput
+from penstock.petastorm.tools._command import command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
+@command("petastorm-throughput.py")
 def main(args: Sequence[str] | None = None) -> None:
     """Measure the dataset that the command line names and print the result."""
     given = _parser().parse_args(args)

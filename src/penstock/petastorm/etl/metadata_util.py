@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.petastorm.etl.dataset_metadata import get_schema_from_dataset_url
+from penstock.petastorm.tools._command import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
+@command("metadata_util")
 def main(args: Sequence[str] | None = None) -> None:
     """Print what the command line asks for."""
     given = _parser().parse_args(args)

@@ -14,6 +14,7 @@ from penstock.dataset.store_schema import store_schema
 from penstock.errors import MetadataError
 from penstock.petastorm.etl._datasets import files_at, source_at, stored_schema
 from penstock.petastorm.etl.dataset_metadata import PetastormMetadataGenerationError
+from penstock.petastorm.tools._command import command
 from penstock.schema import Unischema
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def _locate(dotted: str) -> Unischema:
     return found
 
 
+@command("petastorm-generate-metadata.py")
 def main(args: Sequence[str] | None = None) -> None:
     """Store the schema of a dataset, from the command line."""
     parser = argparse.ArgumentParser(prog="petastorm-generate-metadata.py", description=__doc__)

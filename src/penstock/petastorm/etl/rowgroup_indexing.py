@@ -6,7 +6,9 @@ group is in `dataset/index_build.py`; here it is spread over threads or Spark. I
 
 from __future__ import annotations
 
+import os
 from collections import namedtuple
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from penstock.petastorm.etl._datasets import source_of
 from penstock.schema.stored import PETASTORM_INDEX_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from penstock.dataset.index_indexers import RowGroupIndexerBase
     from penstock.dataset.parquet import ParquetSource
@@ -57,10 +59,12 @@ def build_rowgroup_index(  # noqa: PLR0913 -- Petastorm's signature, and two key
         filesystem: A pyarrow or fsspec filesystem to use instead of the URL's; must pickle for Spark.
 
     Raises:
+        TypeError: The arguments are in another order, or a session was given for its context.
         ValueError: No indexers, or two of one name.
         ColumnNotFound: An indexer asks for a column that is not there.
         MetadataError: The URL is not the folder of a whole dataset.
     """
+    _check_order(dataset_url, spark_context, indexers)
     source = open_parquet(dataset_url, storage_options=storage_options, filesystem=filesystem)
     check_folder(source)
     given = check_indexers(indexers, source.arrow_schema.names)
@@ -72,6 +76,21 @@ def build_rowgroup_index(  # noqa: PLR0913 -- Petastorm's signature, and two key
         chunks = spark_context.parallelize(range(num_chunks), min(num_chunks, PARALLEL_SLICE_NUM))
         built = chunks.mapPartitions(task).reduce(merge)
     store_indexes(source, built)
+
+
+def _check_order(dataset_url: Any, spark_context: Any, indexers: Any) -> None:
+    """Refuse arguments in another order, a session in place of its context, and one indexer without a list."""
+    form = "build_rowgroup_index(dataset_url, spark_context, indexers)"
+    if not isinstance(dataset_url, str | os.PathLike):
+        raise TypeError(f"{form} takes the URL of a dataset first; got {type(dataset_url).__name__}")
+    if spark_context is not None and not hasattr(spark_context, "parallelize"):
+        session = "; that is a session: pass spark.sparkContext" if hasattr(spark_context, "createDataFrame") else ""
+        raise TypeError(
+            f"{form} takes a SparkContext second, or None to build in threads here (as with Spark Connect, which has "
+            f"none); got {type(spark_context).__name__}{session}"
+        )
+    if not isinstance(indexers, Iterable):
+        raise TypeError(f"{form} takes a list of indexers last; got {type(indexers).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _SMALL_FILE_BYTES = 50 << 20
 _entries: list[Entry] = []
+_deleted: set[str] = set()
+"""URLs of folders that this process has deleted: nobody needs to wait for their files."""
 _lock = threading.Lock()
 _handler: Callable[[str], Any] | None = None
 
@@ -184,8 +186,11 @@ def delete(place: Place) -> None:
     """Delete a folder that a converter has made; any other is left as it is, with a warning."""
     if _handler is not None and _places.is_made_here(place):
         _handler(place.url)
+        _deleted.add(place.url)
         return
     kept = _places.remove(place)
+    if kept is not None:
+        _deleted.add(place.url)
     if kept is None:
         warn_of_users_folder(place.url, stacklevel=5)
     elif kept:
@@ -194,6 +199,11 @@ def delete(place: Place) -> None:
             PenstockWarning,
             stacklevel=4,
         )
+
+
+def was_deleted(url: str) -> bool:
+    """Tell whether this process has deleted a folder."""
+    return url in _deleted
 
 
 def warn_of_users_folder(url: str, *, stacklevel: int) -> None:

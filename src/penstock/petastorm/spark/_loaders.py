@@ -15,7 +15,7 @@ from penstock.engine.host import _from_environment, _from_torch
 from penstock.errors import PenstockWarning, PlanError, close_names
 from penstock.petastorm import _ask
 from penstock.petastorm.reader import make_batch_reader
-from penstock.petastorm.spark import _places
+from penstock.petastorm.spark import _cache, _places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +34,8 @@ _GIVEN_OTHERWISE = {
 class Source:
     """What a loader reads."""
 
+    folder: str
+    """URL of the folder that the files lie in."""
     file_urls: tuple[str, ...]
     lengths: Mapping[str, int]
     """Length of the arrays of a column, where it is the same in all rows."""
@@ -44,7 +46,8 @@ class Source:
 
     def open(self) -> Reader:
         """Return the reader."""
-        _places.wait_for_files(self.file_urls, self.wait_s, self.options.get("storage_options"))
+        gone = self.folder if _cache.was_deleted(self.folder) else None
+        _places.wait_for_files(self.file_urls, self.wait_s, self.options.get("storage_options"), deleted=gone)
         reader = make_batch_reader(list(self.file_urls), **self.options)
         _deal_rows(reader)
         return reader

@@ -216,14 +216,27 @@ def _read_marker(place: Place) -> list[str] | None:
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def wait_for_files(urls: Sequence[str], timeout_s: float, storage_options: Mapping[str, Any] | None) -> None:
+def wait_for_files(
+    urls: Sequence[str], timeout_s: float, storage_options: Mapping[str, Any] | None, *, deleted: str | None = None
+) -> None:
     """Return when all files can be seen from here: mounts and stores may show what others wrote a little later.
 
+    Args:
+        urls: The files.
+        timeout_s: Longest wait.
+        storage_options: Passed to fsspec.
+        deleted: Their folder, if this process has deleted it: then there is nothing to wait for.
+
     Raises:
-        RuntimeError: Some are not there after `timeout_s` seconds.
+        RuntimeError: Some are not there after `timeout_s` seconds, or were deleted.
     """
     end, wait = time.monotonic() + timeout_s, _FIRST_WAIT_S
     missing = _missing(urls, storage_options)
+    if missing and deleted is not None:
+        raise RuntimeError(
+            f"the files of this converter were deleted by converter.delete(): {deleted}; make the converter again with "
+            "make_spark_converter(df)"
+        )
     while missing:
         if (left := end - time.monotonic()) <= 0:
             shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")

@@ -229,7 +229,8 @@ class SparkDatasetConverter:
         if self._storage_options is not None:
             options["storage_options"] = self._storage_options
         options |= more
-        return Source(tuple(self.file_urls), self._lengths, _FILE_AVAILABILITY_WAIT_TIMEOUT_SECS, options)
+        files, wait_s = tuple(self.file_urls), _FILE_AVAILABILITY_WAIT_TIMEOUT_SECS
+        return Source(self.cache_dir_url, files, self._lengths, wait_s, options)
 
     def _warn_if_endless(self, num_epochs: int | None, size: int, shard_count: int | None) -> None:
         if num_epochs is not None or self._warned:

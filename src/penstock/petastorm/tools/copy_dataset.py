@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from penstock.petastorm.tools._command import command
 from penstock.petastorm.tools.spark_session_cli import add_configure_spark_arguments, configure_spark
 from penstock.spark.copy import copy_dataset
 
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["copy_dataset", "main"]
 
 
+@command("petastorm-copy-dataset.py")
 def main(args: Sequence[str] | None = None) -> None:
     """Copy the dataset that the command line names; a session that runs already is used and left running."""
     given = _parser().parse_args(args)
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise SystemExit("petastorm-copy-dataset.py needs PySpark: pip install 'penstock[spark]'") from None
-    running = SparkSession.getActiveSession()
+        raise ImportError("this command needs PySpark: pip install 'penstock[spark]'") from None
+    # After a Ctrl-C no session is active in this thread, and yet one is running.
+    running = SparkSession.getActiveSession() or getattr(SparkSession, "_instantiatedSession", None)
     spark = running or configure_spark(SparkSession.builder.appName("petastorm-copy"), given).getOrCreate()
     try:
         copy_dataset(

@@ -1,0 +1,229 @@
+"""What a Python worker of Spark runs for one partition of `penstock.spark.write`: Arrow batches in, files out.
+
+The driver sends a `Task`, which pickles, and gets the names of finished files back. Cases:
+
+- Spark runs a task again, or twice at once: every attempt has names of its own, and the driver keeps one of them;
+- the job has failed, was stopped, or is over while an attempt still runs: the driver has shut the gate, so that the
+  attempt opens no further file and makes no folder, and removes what it has written;
+- a killed worker: the driver removes its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.dataset.incomplete import read_json
+from penstock.errors import DatasetIncomplete, SchemaError, TransformError
+from penstock.spark.arrays import slices, with_cells
+from penstock.spark.rows import encoded_rows
+from penstock.storage import resolve
+from penstock.write.durable import CANNOT, sync_file
+from penstock.write.files import FileWriter
+from penstock.write.options import WriteOptions
+from penstock.write.place import can_rename
+from penstock.write.tables import table_works
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from penstock.write.journal import DoneFile
+    from penstock.write.layout import Layout
+
+REPORT = "path string, num_rows long, num_row_groups long, num_bytes long"
+"""What a task gives back, as Spark writes it."""
+_ROWS_AT_ONCE = 256
+"""Rows that become Python values at a time, for a transform."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Says whether a job is still at work: a small file of the driver's that names its run."""
+
+    path: str
+    run: str
+
+    def is_open(self, fs: Any) -> bool:
+        """Tell whether files of this run are still wanted."""
+        return (read_json(fs, self.path) or {}).get("run") == self.run
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where tasks write; what they need to get there."""
+
+    url: str
+    storage_options: Mapping[str, Any] | None
+    filesystem: Any
+    folder: str
+    """Path of the files on the filesystem."""
+    gate: Gate
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What Spark calls for one partition."""
+
+    target: Target
+    layout: Layout
+    options: WriteOptions
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of a partition; give one batch that names the files, or none."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        try:
+            files = self._write(batches, partition, 0 if context is None else context.taskAttemptId())
+        except (SchemaError, TransformError) as error:
+            # Spark shows the traceback of the error alone, without its causes: it must lead into the user's function.
+            told = type(error)(f"partition {partition} of the DataFrame, {error}")
+            raise told.with_traceback(error.__traceback__) from error
+        if files:
+            yield _report(files)
+
+    def _write(self, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> list[DoneFile]:
+        target = self.target
+        fs, _ = resolve(target.url, storage_options=target.storage_options, filesystem=target.filesystem)
+        staged = _Staged(fs, target)
+        done: list[DoneFile] = []
+
+        def finished(_: int, files: Sequence[DoneFile]) -> None:
+            for file in files:
+                sync_file(fs, posixpath.join(target.folder, file.path))
+            staged.check()  # an upload appears when it is closed, which may be after the driver has looked
+            done.extend(files)
+
+        options = _task_options(self.options, f"{partition:06d}-{attempt:08d}-{target.gate.run}")
+        writer = FileWriter((staged, target.folder), self.layout, options, finished)
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="penstock-sync") as thread:
+                writer.sync_soon = _EarlySync(fs, thread)
+                self._pump(batches, writer)
+                writer.checkpoint()
+        except BaseException:
+            writer.abandon()
+            staged.remove()
+            raise
+        return done
+
+    def _pump(self, batches: Iterable[pa.RecordBatch], writer: FileWriter) -> None:
+        first = 0
+        for whole in batches:
+            for batch in slices(whole):
+                for stored in self._stored(batch, first):
+                    writer.add(stored)
+                first += batch.num_rows
+
+    def _stored(self, batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
+        """Give the rows of a batch in storage form."""
+        if self.transform is not None:
+            yield from encoded_rows(_made(self.transform, batch, first), self.layout, first)
+            return
+        for work in table_works(with_cells(batch, self.layout, first), self.layout, first):
+            yield work.make()
+
+
+class _EarlySync:
+    """Forces what a growing file has so far to disk, in a thread: then its end has less to wait for."""
+
+    def __init__(self, fs: Any, thread: ThreadPoolExecutor) -> None:
+        self._fs, self._thread = fs, thread
+        self._last: Future[None] | None = None
+
+    def __call__(self, path: str) -> None:
+        if self._last is None or self._last.done():
+            self._last = self._thread.submit(sync_file, self._fs, path)
+
+
+class _Staged:
+    """The filesystem as `FileWriter` uses it: opens files while the gate is open, and knows which ones it has."""
+
+    def __init__(self, fs: Any, target: Target) -> None:
+        self._fs, self._target = fs, target
+        self._opened: list[str] = []
+
+    def check(self) -> None:
+        """Raise DatasetIncomplete where nobody wants the files any more."""
+        if not self._target.gate.is_open(self._fs):
+            raise DatasetIncomplete(
+                f"{self._target.url}: the Spark job that writes it has ended or was stopped; this task stops, too"
+            )
+
+    def create_dir(self, path: str, *, recursive: bool) -> None:
+        """Make a folder below that of the files, never that one: what the driver has removed must not come back."""
+        self.check()
+        if not can_rename(self._fs):  # a store: folders are nothing
+            self._fs.create_dir(path, recursive=recursive)
+            return
+        made = self._target.folder
+        for name in filter(None, path[len(made) :].split("/")):
+            made = posixpath.join(made, name)
+            self._fs.create_dir(made, recursive=False)
+
+    def open_output_stream(self, path: str) -> Any:
+        """Open a new file."""
+        self.check()
+        self._opened.append(path)
+        return self._fs.open_output_stream(path)
+
+    def remove(self) -> None:
+        """Remove all files that were opened."""
+        for path in self._opened:
+            with contextlib.suppress(*CANNOT):
+                self._fs.delete_file(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskOptions(WriteOptions):
+    """Options of one attempt at a partition, whose files have names that no other attempt has."""
+
+    token: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """Sorted by name, the files of a partition follow those of the one before."""
+        return f"part-{self.token}-"
+
+
+def _made(
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]], batch: pa.RecordBatch, first: int
+) -> Iterator[Mapping[str, Any]]:
+    """Give what the user's function makes of each row; what it raises names the row."""
+    index = first
+    for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+        for row in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
+            try:
+                made = transform(row)
+            except Exception as error:
+                text = " ".join(f"{type(error).__name__}: {error}".split())
+                told = TransformError(f"row {index}: the transform raised {text}")
+                raise told.with_traceback(error.__traceback__) from error
+            yield made
+            index += 1
+
+
+def _task_options(options: WriteOptions, token: str) -> _TaskOptions:
+    return _TaskOptions(
+        options.row_group_bytes,
+        options.rows_per_file,
+        options.partition_by,
+        options.overwrite,
+        options.compression,
+        token=token,
+    )
+
+
+def _report(files: Sequence[DoneFile]) -> pa.RecordBatch:
+    columns = list(zip(*((f.path, f.rows, f.row_groups, f.bytes) for f in files), strict=True))
+    kinds = [("path", pa.string()), ("num_rows", pa.int64()), ("num_row_groups", pa.int64()), ("num_bytes", pa.int64())]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, kind) for c, (_, kind) in zip(columns, kinds, strict=True)], schema=pa.schema(kinds)
+    )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # and `progress`, which may see `errors`.
 MAP = [
     {"errors", "halt"},
-    {"options", "progress"},
+    {"options", "progress", "nulls"},
     {"alias"},
     {"aliases"},
     {"storage"},

@@ -231,7 +231,8 @@ def test_a_new_iterator_ends_the_one_before(data):
     old = iter(loader)
     next(old)
     assert sum(1 for _ in loader) == len(loader)
-    assert next(old, None) is None
+    with pytest.raises(LoaderClosed, match="another one was made"):
+        next(old)
 
 
 def test_close_waits_for_one_batch_and_not_for_its_span(data):
@@ -335,13 +336,15 @@ def test_nobody_goes_on_behind_a_batch_that_ctrl_c_took_along(data):
 
 def test_batches_at_hand_that_another_thread_lets_go(data):
     class Cleared(deque):
-        def __bool__(self):
-            return True
+        def popleft(self):
+            batches._run._ready = deque()
+            batches._run.stop()
+            raise IndexError
 
     loader = penstock.open(data).loader(batch_size=7, workers=2)
     batches = iter(loader)
     next(batches)
-    batches._run._ready = Cleared()  # empty, though it was not when it was looked at
+    batches._run._ready = Cleared()  # another thread stops the run just when this one wants the next batch
     with pytest.raises(LoaderClosed):
         next(batches)
     loader.close()

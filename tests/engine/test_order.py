@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import StateMismatch
+from penstock.errors import LoaderClosed, StateMismatch
 from penstock.testing import assert_resumes_exactly, make_parquet, mixed, strategies
 from tests.depth import depth
 from tests.engine.make import column, dataset, deal, ids, run_ranks, save, tightest, with_positions
@@ -262,7 +262,8 @@ def test_a_second_iterator_ends_the_first(numbers_ds):
         one = iter(loader)
         next(one)
         two = iter(loader)
-        assert next(one, None) is None
+        with pytest.raises(LoaderClosed, match="another one was made"):
+            next(one)
         assert next(two)["id"].tolist() == list(range(10))
 
 
@@ -274,7 +275,8 @@ def test_loading_a_state_in_the_middle_of_an_iteration_ends_it(numbers_ds):
         next(it)
         next(it)
         loader.load_state_dict(state)
-        assert next(it, None) is None
+        with pytest.raises(LoaderClosed, match="a state was loaded"):
+            next(it)
         assert save(loader) == state
         rest = ids(loader)
     with numbers_ds.loader(batch_size=10, shuffle=True) as loader:
@@ -294,7 +296,8 @@ def test_a_state_loaded_while_another_thread_takes_a_batch_is_not_overwritten(nu
             return built
 
         it._run.next = taking_while_loaded
-        assert next(it, None) is None
+        with pytest.raises(LoaderClosed, match="a state was loaded"):
+            next(it)
         assert save(loader) == state
 
 

@@ -42,7 +42,17 @@ def test_two_ranks_are_killed_and_three_go_on(tmp_path, seed):
     assert len(set(seen["steps of the three ranks"])) == 1
 
 
+def test_lightning_is_stopped_in_an_epoch_and_goes_on(tmp_path):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("lightning.pytorch")
+    out = run(ROOT / "examples" / "lightning_fit.py", "--output", tmp_path / "out", cwd=tmp_path)
+    assert "the same, in the same order" in out
+    assert "the same, bit for bit" in out
+    assert float(out.split("other digits: ")[1].split("%")[0]) > 80
+
+
 def test_the_page_runs(tmp_path):
+    pytest.importorskip("lightning.pytorch")
     page = (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
     code = [match[3] for match in FENCE.finditer(page) if match[2].split()[:1] == ["python"]]
     assert len(code) > 4

@@ -130,7 +130,7 @@ def test_after_break_comes_the_next_pass_and_no_thread_is_left(data, make):
         assert ids(batches) == want[1]
         abandoned = iter(batches)  # nothing was taken: the pass is still to come
         assert ids(batches) == want[2]
-        with pytest.raises(StopIteration):
+        with pytest.raises(LoaderClosed, match="another one was made"):
             next(abandoned)
     assert not feeds()
 
@@ -249,7 +249,7 @@ def test_a_loader_that_was_closed_says_so(data, make):
     next(running)
     batches.close()
     assert not feeds()
-    with pytest.raises((LoaderClosed, StopIteration)):
+    with pytest.raises(LoaderClosed, match="the loader is closed"):
         next(running)
     with pytest.raises(LoaderClosed):
         iter(batches)
@@ -263,7 +263,7 @@ def test_closing_ends_a_wait_for_the_next_batch(data, make):
     batches = make(data, **OPTIONS, transform=slow)
     closing = threading.Timer(0.1, batches.close)
     closing.start()
-    with pytest.raises((LoaderClosed, StopIteration)):
+    with pytest.raises(LoaderClosed):
         next(iter(batches))
     closing.join()
     assert not feeds()

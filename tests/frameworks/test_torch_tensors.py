@@ -5,8 +5,11 @@ from __future__ import annotations
 import decimal
 import pickle
 
+import hypothesis.extra.numpy as npst
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 torch = pytest.importorskip("torch")
 
@@ -14,7 +17,7 @@ import penstock  # noqa: E402
 from penstock.errors import PlanError, SchemaError, UnsupportedType  # noqa: E402
 from penstock.testing import make_parquet, mixed  # noqa: E402
 from penstock.torch import as_tensors, loader  # noqa: E402
-from penstock.torch.tensors import converter  # noqa: E402
+from penstock.torch.tensors import _column, converter  # noqa: E402
 
 NUMBERS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 NUMBERS += ["float16", "float32", "float64", "complex64"]
@@ -179,3 +182,30 @@ def test_every_kind_of_column_of_a_dataset_arrives(tmp_path):
     assert np.array_equal(got["small"].numpy(), want["small"].data)
     assert np.array_equal(got["when"].numpy(), want["when"].data.astype("M8[ns]").view(np.int64))
     assert np.array_equal(got["pair"].numpy(), want["pair"])
+
+
+@given(
+    arrays=st.lists(
+        npst.arrays(
+            npst.boolean_dtypes()
+            | npst.integer_dtypes(endianness="?", sizes=(8, 16, 32, 64))
+            | npst.unsigned_integer_dtypes(endianness="?", sizes=(8,))
+            | npst.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+            npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    step=st.sampled_from([1, 2, -1]),
+    writeable=st.booleans(),
+)
+def test_what_is_handed_over_at_once_equals_what_is_looked_at(arrays, step, writeable):
+    batch = {str(i): array[::step] for i, array in enumerate(arrays)}
+    for array in batch.values():
+        array.flags.writeable = writeable
+    found = as_tensors(batch)
+    for name, array in batch.items():
+        plain, _ = _column(name, array)
+        assert found[name].dtype == plain.dtype
+        assert found[name].shape == plain.shape
+        assert torch.equal(found[name].nan_to_num(), plain.nan_to_num())

@@ -23,6 +23,7 @@ _COUNTERS = {
     "chunks_read": ("chunks_read_total", "Row groups read."),
     "bytes_read": ("read_bytes_total", "Bytes read, as they lie in memory."),
 }
+_STAGES = ("read", "gather", "finish", "hand_over")
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 
 
@@ -32,7 +33,7 @@ def exposition(report: Report, labels: Mapping[str, str], bounds: Sequence[float
     lines: list[str] = []
     for key, (name, help_text) in _COUNTERS.items():
         lines += _metric(name, "counter", help_text, [(own, report.stats[key])])
-    stages = [({**own, "stage": stage}, report.stats[f"{stage}_s"]) for stage in ("read", "gather", "finish")]
+    stages = [({**own, "stage": stage}, report.stats[f"{stage}_s"]) for stage in _STAGES]
     lines += _metric("stage_seconds_total", "counter", "Seconds spent in each stage, summed over threads.", stages)
     lines += _metric("skipped_rows_total", "counter", "Damaged rows left out.", [(own, report.num_skipped)])
     lines += _metric(

@@ -10,7 +10,7 @@ import threading
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from penstock.engine.finish import Finisher, ThreadFinisher, transform_wants
 from penstock.engine.memory import BlockPool
 from penstock.engine.needs import count_needs
 from penstock.engine.padding import paddings
-from penstock.engine.run import Limits, Run, finalize, now
+from penstock.engine.passes import Pass, users_level
+from penstock.engine.run import Limits, Run
 from penstock.engine.stats import Stats
 from penstock.engine.window import Window
 from penstock.errors import BudgetError, DecodeError, LoaderClosed, PenstockWarning, PlanError
@@ -91,7 +92,7 @@ class Loader:
 
     One pass is `epochs` epochs. Iterating again after the end, or after `break`, starts the next pass; after
     `load_state_dict` iteration goes on exactly where the state was taken. One iterator at a time: a new one ends the
-    one before it.
+    one before it, which raises LoaderClosed if it is asked for more.
     """
 
     def __init__(self, facts: Facts, options: LoaderOptions, make: Make | None = None) -> None:
@@ -117,12 +118,14 @@ class Loader:
         )
         self._payload = self._make_payload() if options.pool == "process" else None
         self._stats = Stats()
+        self._hands_over_ahead = False
+        """Whether threads of the hand-over take batches ahead of the consumer."""
         self._skipped: dict[tuple[str, int, int], Skipped] = {}
         self._closed = False
         self._stride, self._skip = (0, 1), 0
         self._lock = threading.RLock()
         """Held where the place of the run moves: one thread may save or load a state while another one iterates."""
-        self._active: weakref.ref[_Pass] | None = None
+        self._active: weakref.ref[Pass] | None = None
         """Weak: an iterator that nobody holds any more (after `break`) ends at once, and its threads with it."""
         self._progress: tuple[EpochPlan, int] | None = None
         """Plan and steps of the last batch delivered in the current pass."""
@@ -139,7 +142,7 @@ class Loader:
         if self._total_rows and len(self._facts.counts) <= _ADVISE_CHUNKS:
             advice = self.plan.warnings
             if advice:
-                warnings.warn("; also: ".join(advice), PenstockWarning, stacklevel=4)
+                warnings.warn("; also: ".join(advice), PenstockWarning, stacklevel=users_level())
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class Loader:
         if self._delivered and not self._at_pass_start():
             self._cursor = self._start_of(self._next_pass_epoch())
         self._delivered = False
-        started = _Pass(self)
+        started = Pass(self)
         self._active = weakref.ref(started)
         return started
 
@@ -205,11 +208,7 @@ class Loader:
         block of the state need more memory than this loader has.
         """
         self._check_open()
-        loaded = State.from_json(state)
-        check(
-            loaded, dataset=self._facts.dataset, rows=self._facts.rows, seed=self._options.seed, kind=self._order.kind
-        )
-        loaded.cursor.check(loaded.order, self._total_rows)
+        loaded = self._check_state(state)
         self._end_pass()
         before = self._order, self._cursor, self._first
         self._order, self._cursor, self._first = loaded.order, loaded.cursor, None
@@ -219,6 +218,15 @@ class Loader:
             self._order, self._cursor, self._first = before
             raise
         self._delivered = False
+
+    def _check_state(self, state: Mapping[str, Any]) -> State:
+        """Return a state that this loader can go on from."""
+        loaded = State.from_json(state)
+        check(
+            loaded, dataset=self._facts.dataset, rows=self._facts.rows, seed=self._options.seed, kind=self._order.kind
+        )
+        loaded.cursor.check(loaded.order, self._total_rows)
+        return loaded
 
     # -- what it says about itself ----------------------------------------------------------------------------------
 
@@ -234,6 +242,20 @@ class Loader:
         from penstock.engine.report import make_report
 
         return make_report(self)
+
+    def note_hand_over(self, seconds: float, *, ahead: bool = False) -> None:
+        """Count work between the engine and the consumer, for whoever hands batches on to a framework.
+
+        The consumer has waited for it, for the batch that was taken last, unless it was done `ahead` by a thread.
+        """
+        self._stats.handed_over(seconds)
+        if not ahead:
+            self._stats.waited_longer(seconds)
+
+    def note_received(self, num_rows: int, wait_s: float) -> None:
+        """Count a batch that the consumer has received and waited for, where the pass says `ahead`."""
+        self._hands_over_ahead = True
+        self._stats.delivered(num_rows, wait_s)
 
     def num_waiting(self) -> int:
         """Return how many batches are made and wait for the consumer."""
@@ -431,11 +453,11 @@ class Loader:
 
     # -- called by the pass -----------------------------------------------------------------------------------------
 
-    def _is_active(self, one: _Pass) -> bool:
+    def _is_active(self, one: Pass) -> bool:
         active = self._active
         return active is not None and active() is one
 
-    def _move(self, one: _Pass, built: Built | None) -> bool:
+    def _move(self, one: Pass, built: Built | None) -> bool:
         """Move on by one batch, or to the next pass after the last one; returns False if the pass was ended before."""
         with self._lock:
             if not self._is_active(one):
@@ -444,8 +466,14 @@ class Loader:
                 self._ended()
             else:
                 self._delivered = True
-                self._progress = built.work.plan, self.steps_of(built.end)
+                self._go_on(built.work.plan, self.steps_of(built.end))
             return True
+
+    def _go_on(self, plan: EpochPlan, steps: int) -> None:
+        """Note the place behind a batch; never back, where several threads take from one iterator."""
+        before = self._progress
+        if before is None or (before[0].cursor.epoch, before[1]) <= (plan.cursor.epoch, steps):
+            self._progress = plan, steps
 
     def steps_of(self, items: int) -> int:
         """Return the steps that are done once so many of this rank's items are out."""
@@ -471,66 +499,6 @@ class Loader:
         if not self._at_pass_start() or not self._delivered:
             self._cursor = self._start_of(self._next_pass_epoch())
         self._delivered = False
-
-
-class _Pass:
-    """The iterator of one pass; threads live no longer than it does."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self._run: Run | None = None
-        self._finalizer: Any = None
-
-    def __iter__(self) -> _Pass:
-        return self
-
-    def __next__(self) -> Batch:
-        return self.take().batch
-
-    def take(self) -> Built:
-        """Return the next batch with its place; StopIteration after the last one."""
-        try:
-            return self._take()
-        except BaseException:  # Ctrl-C may have taken a batch along: nobody shall go on behind the gap
-            self.stop()
-            raise
-
-    def _take(self) -> Built:
-        loader = self._loader
-        run = self._run or self._begin()
-        if not loader._is_active(self):  # after `_begin`: close() may come in between
-            self._refuse()
-        began = now()
-        built = run.next()
-        if built is not None and built.skipped:
-            loader._note_skipped(built.skipped)
-        if not loader._move(self, built):
-            self._refuse()
-        if built is None:
-            raise StopIteration
-        loader._stats.delivered(built.num_rows, now() - began)
-        return built
-
-    def _refuse(self) -> NoReturn:
-        """End an iterator after another one was made, a state loaded or the loader closed."""
-        self._loader._check_open()
-        raise StopIteration
-
-    def _begin(self) -> Run:
-        run = self._loader._make_run()
-        self._finalizer = finalize(self, run)
-        self._run = run
-        return run
-
-    def num_waiting(self) -> int:
-        """Return how many batches are made and wait."""
-        return 0 if self._run is None else self._run.num_waiting()
-
-    def stop(self) -> None:
-        """End the run: threads and processes are gone on return."""
-        if self._run is not None:
-            self._finalizer.detach()
-            self._run.stop()
 
 
 def _too_many(skipped: list[Skipped], limit: int) -> Exception:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from penstock.engine.agree import Agreed, columns_given
 from penstock.engine.loader import Loader
+from penstock.engine.passes import ENDED
 from penstock.errors import LoaderClosed, PlanError, StateMismatch
 from penstock.options import one_of
 from penstock.plan import State
@@ -252,6 +253,8 @@ class Mix:
         with self._lock:
             if not self._is_active(one):
                 self._check_open()
+                if self._active is not None and self._active() is not None:
+                    raise LoaderClosed(ENDED)
                 return None
             return self._deck.next()
 

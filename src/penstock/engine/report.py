@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["Report"]
 
 STAGES = ("read", "gather", "finish")
+"""What the workers do."""
+HAND_OVER = "hand-over"
+"""What is done behind them, once for each batch: conversion, copies, decoding and transforms on a device."""
 WORDS = {
     "read": "reading",
     "gather": "gathering rows",
     "finish": "decoding",
     "consumer": "none: the loader keeps up",
+    HAND_OVER: "handing batches over",
     "start": "the first batch",
-    "handover": "passing batches on",
+    "passing": "passing batches on",
     "room": "room to work ahead",
 }
 KEEPS_UP = 0.05
@@ -58,11 +62,11 @@ class Steps:
     """Number of the first step, counted from 1 over the life of the loader."""
     num_rows: NDArray[np.int64]
     wait_s: NDArray[np.float64]
-    """Seconds that the consumer waited for the batch."""
+    """Seconds that the consumer waited for the batch, as it got it."""
     own_s: NDArray[np.float64]
     """Seconds from the batch before to asking for this one: the consumer's own work, 0 where it was a pause."""
     stage_s: Mapping[str, NDArray[np.float64]]
-    """Seconds of read, gather and finish (decoding and transform) meanwhile, summed over threads."""
+    """Seconds of read, gather, finish (decoding and transform) and hand-over meanwhile, summed over threads."""
     bytes_read: int
     """Bytes read meanwhile, as they lie in memory."""
     num_pauses: int
@@ -88,12 +92,14 @@ class Steps:
 
 def steps_of(kept: list[Step], num_batches: int) -> Steps:
     """Take the remembered steps apart; the oldest only says where the second began, unless it was the very first."""
-    sums = np.array([(s.read_s, s.gather_s, s.finish_s) for s in kept], np.float64).reshape(-1, len(STAGES))
+    names = (*STAGES, HAND_OVER)
+    sums = np.array([(s.read_s, s.gather_s, s.finish_s, s.hand_over_s) for s in kept], np.float64)
+    sums = sums.reshape(-1, len(names))
     end = np.array([s.end for s in kept], np.float64)
     wait = np.array([s.wait_s for s in kept], np.float64)
     begin = np.concatenate((end[:1] - wait[:1], end[:-1]))
     own = np.maximum(end - begin - wait, 0.0)
-    stages = np.diff(sums, axis=0, prepend=np.zeros((1, len(STAGES))))
+    stages = np.diff(sums, axis=0, prepend=np.zeros((1, len(names))))
     skip = 0 if len(kept) == num_batches else 1
     pause = own > max(PAUSE_S, PAUSE_FACTOR * float(np.median(own)) if len(own) else 0.0)
     return Steps(
@@ -101,7 +107,7 @@ def steps_of(kept: list[Step], num_batches: int) -> Steps:
         num_rows=np.array([s.num_rows for s in kept], np.int64)[skip:],
         wait_s=wait[skip:],
         own_s=np.where(pause, 0.0, own)[skip:],
-        stage_s={stage: stages[skip:, number] for number, stage in enumerate(STAGES)},
+        stage_s={stage: stages[skip:, number] for number, stage in enumerate(names)},
         bytes_read=kept[-1].bytes_read - (kept[0].bytes_read if skip else 0) if kept else 0,
         num_pauses=int(pause[skip:].sum()),
     )
@@ -131,6 +137,8 @@ class Report:
     """Batches that were made and waited for the consumer when the report was made."""
     num_skipped: int
     """Rows left out because they are damaged."""
+    hands_over_ahead: bool = False
+    """Whether threads of their own hand batches over, ahead of the consumer, who otherwise waits for it."""
 
     @property
     def busy(self) -> Mapping[str, float]:
@@ -140,11 +148,12 @@ class Report:
 
     @property
     def bottleneck(self) -> str:
-        """What bounds the speed: "consumer", a stage, "start", "handover" or "room"; "" without a step.
+        """What bounds the speed: "consumer", a stage, "start", "passing" or "room"; "" without a step.
 
-        The stages are "read", "gather" and "finish". "start": the first batches after a beginning hold most of the
-        waiting. Otherwise the threads were idle while the consumer waited: "handover", where steps take a few
-        milliseconds and passing batches between threads counts, or "room", for want of memory to work ahead.
+        The stages are "read", "gather" and "finish", and "hand-over" to a framework or a device. "start": the first
+        batches after a beginning hold most of the waiting. Otherwise the threads were idle while the consumer waited:
+        "passing", where steps take a few milliseconds and passing batches between threads counts, or "room", for want
+        of memory to work ahead.
         """
         steps = self.steps
         if not len(steps):
@@ -154,9 +163,23 @@ class Report:
         longest = np.sort(steps.wait_s)[-max(1, round(FEW * len(steps))) :]
         if len(steps) >= 1 / FEW and (steps.wait_s.sum() - longest.sum()) / steps.seconds < KEEPS_UP:
             return "start"
+        if self._waits_for_hand_over(slice(None)):
+            return HAND_OVER
         if self.pool == "serial" or sum(self.busy.values()) >= BUSY:
             return steps.busiest(slice(None))
-        return "handover" if steps.seconds < SHORT_STEP_S * len(steps) else "room"
+        return "passing" if steps.seconds < SHORT_STEP_S * len(steps) else "room"
+
+    def _waits_for_hand_over(self, part: slice) -> bool:
+        """Whether in these steps most of the waiting was for the hand-over and not for the workers."""
+        seconds = float(self.steps.stage_s[HAND_OVER][part].sum())
+        wait = float(self.steps.wait_s[part].sum())
+        if not self.hands_over_ahead:  # it is a part of the wait
+            return seconds > BUSY * wait
+        return seconds > BUSY * (wait + float(self.steps.own_s[part].sum())) and seconds > self._worked(part)
+
+    def _worked(self, part: slice) -> float:
+        """Return the seconds that each worker was at work in these steps."""
+        return sum(float(self.steps.stage_s[stage][part].sum()) for stage in STAGES) / self.workers
 
     @property
     def advice(self) -> str:
@@ -169,12 +192,13 @@ class Report:
     def _advice_key(self, kind: str) -> str:
         if kind == "finish" and self.has_transform:
             return f"finish-{'process' if self.pool == 'process' else 'thread'}"
-        return kind
+        return f"{kind}-ahead" if kind == HAND_OVER and self.hands_over_ahead else kind
 
     def _facts(self) -> dict[str, Any]:
         idle = f"{1 - sum(self.busy.values()):.0%}"
         step = _ms(self.steps.seconds / len(self.steps))
-        return {"workers": self.workers, "idle": idle, "more": _more_workers(self.workers), "step": step}
+        each = _ms(float(self.steps.stage_s[HAND_OVER].sum()) / len(self.steps))
+        return {"workers": self.workers, "idle": idle, "more": _more_workers(self.workers), "step": step, "each": each}
 
     def __str__(self) -> str:
         steps = self.steps
@@ -208,7 +232,9 @@ class Report:
     def _busy_text(self) -> str:
         what = "the consumer itself" if self.pool == "serial" else f"{self.workers} {_plural(self.pool, self.workers)}"
         parts = ", ".join(f"{self._words(stage)} {share:.0%}" for stage, share in self.busy.items())
-        return f"worked      {what}: {sum(self.busy.values()):.0%} of the time: {parts}"
+        text = f"worked      {what}: {sum(self.busy.values()):.0%} of the time: {parts}"
+        seconds = float(self.steps.stage_s[HAND_OVER].sum())
+        return f"{text}; {WORDS[HAND_OVER]} {seconds / max(self.steps.seconds, 1e-9):.0%}" if seconds else text
 
     def _table(self) -> list[str]:
         """Return lines of a few steps each: what they waited for each batch, and what was done meanwhile."""
@@ -221,8 +247,11 @@ class Report:
             last = steps.first + min(begin + size, len(steps)) - 1
             name = f"{steps.first + begin:,} to {last:,}"
             share, each = wait / max(wait + own, 1e-9), _ms(wait / len(steps.wait_s[part]))
-            lines.append(f"{name:>15}  {each:>13}  {share:>11.0%}  {self._words(steps.busiest(part))}")
+            lines.append(f"{name:>15}  {each:>13}  {share:>11.0%}  {self._words(self._busiest(part))}")
         return lines
+
+    def _busiest(self, part: slice) -> str:
+        return HAND_OVER if self._waits_for_hand_over(part) else self.steps.busiest(part)
 
     def _words(self, kind: str) -> str:
         if kind == "finish" and self.has_transform:
@@ -250,6 +279,7 @@ def make_report(loader: Loader) -> Report:
         has_transform=options.transform is not None or make.rowwise is not None,
         num_waiting=loader.num_waiting(),
         num_skipped=len(loader._skipped),
+        hands_over_ahead=loader._hands_over_ahead,
     )
 
 
@@ -259,7 +289,15 @@ _ADVICE = {
         "most of it is the wait for the first batch, while the window fills: give several epochs to one pass (epochs=) "
         "instead of a new loop for each, or a smaller window_bytes"
     ),
-    "handover": (
+    HAND_OVER: (
+        "what comes behind the workers takes {each} a batch (conversion, copies, device_transform), in your own "
+        "thread: do it in transform=, which the workers run ahead of need, or make it cheaper"
+    ),
+    f"{HAND_OVER}-ahead": (
+        "bringing a batch to the device takes {each} (conversion, copy, decoding there, device_transform), by threads "
+        "of its own that hardly rest: make device_transform cheaper, do a part of it in transform=, or send less"
+    ),
+    "passing": (
         "a step takes {step}, and {idle} of the {workers} workers' time was idle: at that pace passing batches on "
         "counts; use larger batches"
     ),

@@ -109,6 +109,8 @@ class Run:
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
         self._stopped = False
+        self._over = False
+        """Whether the last batch is out."""
         self._failure: BaseException | None = None
         """What ended a thread: a bug of ours, which the consumer shall see."""
         self._waiting = False
@@ -140,19 +142,12 @@ class Run:
         """
         if os.getpid() != self._pid:
             raise LoaderClosed("this loader was made in another process; make one after the fork instead")
-        if not self._ready:
-            found = self._wait()
-            if found is None:
-                self.stop()
-                if self._window.is_tight:
-                    release_unused()  # what the threads have freed; new ones might not find it
-                return None
-            self._ready.extend(found)
-            del found
-        try:
-            one = self._ready.popleft()
-        except IndexError:  # stopped meanwhile, by another thread
-            raise LoaderClosed(_CLOSED) from None
+        one = self._pop()
+        if one is None:
+            self.stop()
+            if self._window.is_tight:
+                release_unused()  # what the threads have freed; new ones might not find it
+            return None
         if isinstance(one, Built):
             return one
         try:
@@ -166,8 +161,17 @@ class Run:
             made = sum(len(found) for found in self._built.values() if isinstance(found, list))
             return len(self._ready) + made
 
-    def _wait(self) -> Results | None:
-        if not self._threads and self._limits.workers and not self._stopped:
+    def _pop(self) -> Built | Exception | None:
+        """Return what comes next, None at the end; another thread may have taken what this one has waited for."""
+        while True:
+            with contextlib.suppress(IndexError):
+                return self._ready.popleft()
+            if not self._wait():  # outside: what is raised here shall not name an IndexError
+                return None
+
+    def _wait(self) -> bool:
+        """Wait until something is ready; False at the end of the run, for every thread that asks."""
+        if not self._threads and self._limits.workers and not self._stopped and not self._over:
             self._start()
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
             self._waiting = True
@@ -175,24 +179,31 @@ class Run:
                 self._cond.notify_all()  # whoever sleeps for lack of room may now go beyond the budget
             try:
                 while self._deliver not in self._built:
+                    if self._ready:
+                        return True
                     if self._failure is not None:
                         raise self._failure
+                    if self._over:
+                        return False
                     if self._stopped:
                         raise LoaderClosed(_CLOSED)
                     if self._ended and self._deliver == self._next_number and self._spans_left() is None:
-                        return None
+                        self._over = True
+                        return False
                     self._one_more_or_wait()
             finally:
                 self._waiting = False
             found = self._built.pop(self._deliver)
             self._deliver += 1
+            if not isinstance(found, BaseException):
+                self._ready.extend(found)  # under the lock: who finds nothing left may stop the run
             self._cond.notify_all()
         if isinstance(found, BaseException):
             try:
                 raise found
             finally:
                 del found  # its traceback holds this frame: a cycle would keep chunks and pipes until a collection
-        return found
+        return True
 
     def _one_more_or_wait(self) -> None:
         """Serial: do one task here, with the lock released around it. Otherwise wait for the workers."""

@@ -29,6 +29,7 @@ class Step(NamedTuple):
     gather_s: float
     finish_s: float
     bytes_read: int
+    hand_over_s: float = 0.0
 
 
 class Stats:
@@ -49,6 +50,7 @@ class Stats:
         self.read_s = 0.0
         self.gather_s = 0.0
         self.finish_s = 0.0
+        self.hand_over_s = 0.0
 
     def read(self, seconds: float, num_bytes: int) -> None:
         """Count one chunk read."""
@@ -67,6 +69,11 @@ class Stats:
         with self._lock:
             self.finish_s += seconds
 
+    def handed_over(self, seconds: float) -> None:
+        """Count the work between the engine and the consumer: conversion, copies, transforms on the device."""
+        with self._lock:
+            self.hand_over_s += seconds
+
     def delivered(self, num_rows: int, wait_s: float) -> None:
         """Count one batch handed to the consumer and how long it waited."""
         end = time.perf_counter()
@@ -75,7 +82,21 @@ class Stats:
             self.batches += 1
             self.wait_s += wait_s
             self._waits[bisect_left(WAIT_BOUNDS, wait_s)] += 1
-            self._steps.append(Step(end, num_rows, wait_s, self.read_s, self.gather_s, self.finish_s, self.bytes_read))
+            sums = self.read_s, self.gather_s, self.finish_s, self.bytes_read, self.hand_over_s
+            self._steps.append(Step(end, num_rows, wait_s, *sums))
+
+    def waited_longer(self, seconds: float) -> None:
+        """Add to the wait of the batch that was counted last: the consumer gets it only now."""
+        end = time.perf_counter()
+        with self._out:
+            if not self._steps:
+                return
+            last = self._steps[-1]
+            wait_s = last.wait_s + seconds
+            self._waits[bisect_left(WAIT_BOUNDS, last.wait_s)] -= 1
+            self._waits[bisect_left(WAIT_BOUNDS, wait_s)] += 1
+            self.wait_s += seconds
+            self._steps[-1] = last._replace(end=end, wait_s=wait_s, hand_over_s=self.hand_over_s)
 
     def as_dict(self) -> dict[str, float]:
         """Return all counters; seconds are summed over threads, except `wait_s`, which is the consumer's."""

@@ -34,17 +34,40 @@ _DEVICE_KIND = 1
 
 def check_device(device: Any, *, pin_memory: bool | None, prefetch: int) -> torch.device:
     """Return the device asked for, with its number; PlanError where it is not there."""
-    where = torch.device("cpu") if device is None else torch.device(device)
+    where = torch.device("cpu") if device is None else _device_of(device)
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
         raise PlanError(f"prefetch must be a whole number, at least 1; got {prefetch!r}")
     if where.type == "cuda" or (where.type == "cpu" and pin_memory):
         _check_cuda(f"device={device!r}" if where.type == "cuda" else "pin_memory=True")
     if where.type != "cuda":
+        _check_there(where, device)
         return where
     number = torch.cuda.current_device() if where.index is None else where.index
     if number >= torch.cuda.device_count():
         raise PlanError(f"device={device!r} is not there: this process sees {torch.cuda.device_count()} CUDA devices")
     return torch.device("cuda", number)
+
+
+def _device_of(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise PlanError(
+            f"device={device!r} is no device of this PyTorch ({torch.__version__}): {str(error).splitlines()[0]}; "
+            "give None, 'cpu', 'cuda' or 'cuda:1'"
+        ) from error
+
+
+def _check_there(where: torch.device, device: Any) -> None:
+    """Refuse a device that has no memory here, now and not with the first batch."""
+    if where.type in ("cpu", "meta"):
+        return
+    try:
+        torch.empty(0, device=where)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise PlanError(
+            f"device={device!r} is not there: {str(error).splitlines()[0]}; leave it out for tensors in memory"
+        ) from error
 
 
 def _check_cuda(what: str) -> None:
@@ -60,6 +83,8 @@ class DeviceTransform:
     """A function of the user's on the batch of tensors, given the random generators it asks for."""
 
     def __init__(self, function: Callable[..., Mapping[str, Any]]) -> None:
+        if not callable(function):
+            raise PlanError(f"device_transform must be a function of the batch; got {function!r}")
         self._function = function
         self._wants = _wants(function)
         self._generators: dict[torch.device, torch.Generator] = {}

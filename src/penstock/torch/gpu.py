@@ -8,16 +8,18 @@ Where it cannot be done, the reason is given and the CPU decodes.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from penstock.codecs import CompressedImageCodec
+from penstock.engine.passes import users_level
 from penstock.errors import DecodeError, PenstockWarning, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -134,15 +136,35 @@ def _laid_out(images: Any, *, grey: bool) -> Any:
     return images[:, 0] if grey else images.permute(0, 2, 3, 1).contiguous()
 
 
+def in_the_way(options: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """Return the option that needs pixels on the CPU, where cells would be bytes still; None where there is none."""
+    for name in ("transform", "window"):
+        if options.get(name) is not None:
+            return f"{name}= works on the CPU, before the GPU has decoded"
+    if options.get("on_error") == "skip":
+        return "on_error='skip' leaves rows out on the CPU, before the GPU knows that they are damaged"
+    pad = options.get("pad")
+    if pad is not None and not (isinstance(pad, Mapping) and not pad.keys() & set(names)):
+        return "pad= fills up pictures on the CPU, before the GPU has decoded"
+    return None
+
+
 def on_gpu(
-    decode: str, dataset: Dataset, device: torch.device, then: DeviceTransform | None
+    decode: str, dataset: Dataset, device: torch.device, then: DeviceTransform | None, options: Mapping[str, Any]
 ) -> tuple[Dataset, Any, list[str]]:
     """Return the dataset with JPEG cells as stored, what decodes them, and these columns; or all as it was and none."""
-    if decode != "gpu":
+    if decode not in ("cpu", "gpu"):
         raise PlanError(f"decode must be 'cpu' or 'gpu'; got {decode!r}")
+    if decode == "cpu":
+        return dataset, then, []
     names = jpeg_columns(dataset)
-    reason = why_not(device) if names else "no column holds JPEGs without nulls"
+    reason: str | None = "no column holds JPEGs without nulls"
+    if names:
+        late = "where(..., exact=False) looks at rows on the CPU" if dataset._late is not None else None
+        reason = late or in_the_way(options, names) or why_not(device)
     if reason is not None:
-        warnings.warn(f"decode='gpu' is not possible: {reason}; the CPU decodes", PenstockWarning, stacklevel=3)
+        warnings.warn(
+            f"decode='gpu' is not possible: {reason}; the CPU decodes", PenstockWarning, stacklevel=users_level()
+        )
         return dataset, then, []
     return dataset._undecoded(names), GpuDecode(dataset, names, then), names

@@ -7,16 +7,22 @@ is on its way to the device.
 
 from __future__ import annotations
 
+import inspect
+import numbers
 import weakref
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import torch
 
+from penstock.engine.passes import ENDED
+from penstock.engine.run import now
+from penstock.errors import LoaderClosed
 from penstock.torch.device import DeviceTransform, check_device, mover_for, pinned
 from penstock.torch.feed import Feed
 from penstock.torch.gpu import Wrapped, on_gpu
-from penstock.torch.opened import Keywords, Opening, dataset_of, with_group
+from penstock.torch.opened import Keywords, Opening, check_keywords, columns_for, dataset_of, with_group
 from penstock.torch.tensors import converter
+from penstock.torch.turns import resumed_state, start_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +34,10 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan
 
     Tensors = dict[str, Any]
+
+
+_OWNER = "penstock.torch.loader"
+_FAILED = "an earlier batch of this iterator has failed; iterate the loader anew"
 
 
 def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
@@ -65,9 +75,10 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
         group: A process group, or a device mesh of one dimension, whose ranks share the data; for tensor or pipeline
             parallelism, where the global rank is the wrong one. Default: see `rank` of `Dataset.loader`.
         nulls: "mask", "error", or names of columns; see `as_tensors`.
-        prefetch: Batches that may wait on the device.
+        prefetch: Batches that may wait on the device; without one it does nothing.
         decode: "gpu": JPEG columns go to the CUDA device as bytes and are decoded there (needs torchvision); where that
-            cannot be done a warning says why, and the CPU decodes. See docs/gpu.md for when it pays.
+            cannot be done, or another option needs the pixels before, a warning says why, and the CPU decodes. See
+            docs/gpu.md for when it pays.
         columns: Columns to read; see `penstock.open`.
         filters: Rows to keep; see `penstock.open`.
         storage_options: For opening a URL.
@@ -76,17 +87,18 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
 
     Raises:
         PlanError: Options that contradict each other, or a device that is not there.
+        ColumnNotFound: A name in `columns` or `nulls` that is no column.
     """
+    check_keywords(options, inspect.signature(loader).parameters, owner=_OWNER)
     where = check_device(device, pin_memory=pin_memory, prefetch=prefetch)
-    convert = converter(nulls)
     after = None if device_transform is None else DeviceTransform(device_transform)
     opening = Opening(columns=columns, filters=filters, storage_options=storage_options, filesystem=filesystem)
     dataset = dataset_of(dataset_or_url, opening)
-    if decode != "cpu":
-        dataset, after, encoded = on_gpu(decode, dataset, where, after)
-        if encoded:  # nothing is left for more threads to do, and they would keep the one that feeds from its work
-            options.setdefault("workers", 2)
-            convert = Wrapped(convert, encoded)
+    convert = converter(nulls, columns_for(dataset, options), owner=_OWNER)
+    dataset, after, encoded = on_gpu(decode, dataset, where, after, options)
+    if encoded:  # nothing is left for more threads to do, and they would keep the one that feeds from its work
+        options.setdefault("workers", 2)
+        convert = Wrapped(convert, encoded)
     native = dataset.loader(batch_size=batch_size, **with_group(options, group))
     if where.type == "cpu":
         return Loader(native, convert, after, pin=bool(pin_memory))
@@ -130,9 +142,9 @@ class Loader:
     def __len__(self) -> int:
         """Return the batches that iterating will give; while an iterator is alive, those of its whole pass."""
         running = None if self._running is None else self._running()
-        if running is not None and not running.ended and self._whole is not None:
-            return self._whole
-        return self._left()
+        alive = running is not None and not running.ended
+        # After `break` the next pass comes, whatever was left of this one.
+        return self._whole if self._whole is not None and (alive or self._delivered) else self._left()
 
     def _left(self) -> int:
         return len(self.native)
@@ -142,8 +154,10 @@ class Loader:
         batch = self._convert(built.batch)
         if self._after is not None:
             batch = self._after(batch, built, torch.device("cpu"))
+        if self._pin:
+            batch = pinned(batch)
         self._resumed, self._delivered = False, True
-        return pinned(batch) if self._pin else batch
+        return batch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of pass `epoch` (of that epoch, with the default epochs=1), as a sampler would.
@@ -151,7 +165,7 @@ class Loader:
         Never needed: every pass has an order of its own. Inside the pass that a loaded state belongs to it does
         nothing, so that a resumed run may call it before every epoch.
         """
-        if epoch < 0 or epoch != int(epoch):
+        if not isinstance(epoch, numbers.Integral) or isinstance(epoch, bool) or epoch < 0:
             raise ValueError(f"set_epoch takes a whole number from 0 on; got {epoch!r}")
         state, length = self.state_dict(), self.native._options.epochs or 1
         if self._resumed and state["epoch"] // length == epoch:
@@ -169,8 +183,11 @@ class Loader:
         return self.native.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of any world, batch size, workers or framework; ends a running iterator."""
-        self._go_to(state)
+        """Go on from a state of any world, batch size, workers or framework; ends a running iterator.
+
+        Takes what a `StatefulDataLoader` over `Batches` gave as well.
+        """
+        self._go_to(resumed_state(self.native, state))
         self._resumed = True
 
     def next_state(self) -> dict[str, Any]:
@@ -242,11 +259,11 @@ class _Batches:
 
     def __next__(self) -> Tensors:
         try:
-            built = self._native.take()
+            batch: Tensors = self._native.take_as(self._loader._finish)
         except BaseException:
             self.ended = True
             raise
-        return self._loader._finish(built)
+        return batch
 
 
 class DeviceLoader(Loader):
@@ -272,6 +289,7 @@ class DeviceLoader(Loader):
         self._delivered = False
         self._mover.begin()
         source: Any = iter(self.native)
+        source.ahead = True
         if self._mover.after is not None:  # it may wait for the device: the next batch is copied meanwhile
             source = Feed(source, self._copy, 1)
         send = self._send if self._mover.after is None else self._transform
@@ -285,22 +303,27 @@ class DeviceLoader(Loader):
         return self._transform(self._copy(built))
 
     def _copy(self, built: Built) -> Any:
-        place = self._now()
-        return self._mover.copy(self._convert(built.batch)), built, place
+        place, began = self._now(), now()
+        copied = self._mover.copy(self._convert(built.batch))
+        self.native.note_hand_over(now() - began, ahead=True)
+        return copied, built, place
 
     def _transform(self, copied: Any) -> Any:
+        began = now()
         moved, built, place = copied
-        return self._mover.send(moved, built), place
+        sent = self._mover.send(moved, built)
+        self.native.note_hand_over(now() - began, ahead=True)
+        return sent, place, built.num_rows
 
     def _settle(self, sent: Any) -> None:
         self._mover.settle(sent[0])
 
-    def _receive(self, sent: Any) -> Tensors:
+    def _receive(self, sent: Any) -> tuple[Tensors, int]:
         """Note that a batch is received; called by the consumer."""
-        moved, self._place = sent
-        self._resumed, self._delivered = False, True
+        moved, place, num_rows = sent
         batch: Tensors = self._mover.receive(moved)
-        return batch
+        self._place, self._resumed, self._delivered = place, False, True
+        return batch, num_rows
 
     def _end(self) -> None:
         """Note the end of the pass."""
@@ -346,32 +369,46 @@ class _Fed:
         self._loader = loader
         self._feed = feed
         self.ended = False
+        self._over = self._failed = False
+        """Whether it came to its end, or to an error."""
         self._finalizer = weakref.finalize(self, feed.stop)
 
     def __iter__(self) -> _Fed:
         return self
 
     def __next__(self) -> Tensors:
+        began = now()
         if self.ended:
-            raise StopIteration
+            self._refuse()
         try:
-            batch: Tensors = self._feed.take()
+            batch: Tensors
+            batch, num_rows = self._feed.take()
         except BaseException as error:
-            if isinstance(error, StopIteration):
-                self._loader._end()
-            self.stop()
+            self._stopped_by(error)
             raise
+        self._loader.native.note_received(num_rows, now() - began)
         return batch
+
+    def _stopped_by(self, error: BaseException) -> None:
+        if self.ended and isinstance(error, LoaderClosed):  # another thread ended it while this one waited
+            if self._over:
+                raise StopIteration from None
+            return
+        if isinstance(error, StopIteration):
+            self._over = True
+            self._loader._end()
+        else:
+            self._failed = True
+        self.stop()
+
+    def _refuse(self) -> NoReturn:
+        """Say why nothing comes any more."""
+        if self._over:
+            raise StopIteration
+        self._loader.native._check_open()
+        raise LoaderClosed(_FAILED if self._failed else ENDED) from None
 
     def stop(self) -> None:
         """End the feed; its thread is gone on return."""
         self.ended = True
         self._finalizer()
-
-
-def start_of(native: NativeLoader, state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-    """Return the state at the beginning of an epoch, in the order that `state` is of."""
-    from penstock.plan import Cursor, State
-
-    place = State.from_json(state)
-    return State(place.order, Cursor.start(epoch, place.order, native._total_rows), place.dataset, place.rows).to_json()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from penstock.api import Dataset
 from penstock.api import open as open_dataset
-from penstock.errors import PlanError
+from penstock.errors import PlanError, close_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -45,6 +45,33 @@ class Keywords(TypedDict, total=False):
     on_error: OnError
     skip_limit: int | None
     pad: Any
+
+
+_HINTS = {
+    "num_workers": "the work is done by threads: workers= says how many, pool='process' makes them processes",
+    "collate_fn": "batches are made already: change them with transform= or device_transform=",
+    "sampler": "the order is the loader's: shuffle=, seed=, rank= and world= say which",
+    "batch_sampler": "the order is the loader's: shuffle=, seed=, rank= and world= say which",
+    "worker_init_fn": "the work is done by threads; a transform may take rng, which depends on the batch's place",
+    "prefetch_factor": "memory_bytes= says how much is read ahead, prefetch= how much waits on a device",
+    "persistent_workers": "threads live as long as an iterator, which costs milliseconds",
+    "num_epochs": "epochs= says how many epochs one pass has",
+}
+"""What people know from elsewhere, and what it is here."""
+
+
+def check_keywords(options: Mapping[str, Any], own: Iterable[str], *, owner: str) -> None:
+    """Raise TypeError for a keyword that neither `owner` nor `Dataset.loader` has."""
+    known = [*own, *Keywords.__annotations__]
+    for name in options:
+        if name not in known:
+            hint = _HINTS.get(name) or close_names(name, known)
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}; {hint}")
+
+
+def columns_for(dataset: Dataset, options: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the columns of batches; None where a transform decides."""
+    return dataset.columns if options.get("transform") is None else None
 
 
 class Opening(TypedDict, total=False):

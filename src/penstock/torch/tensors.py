@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from penstock.codecs.times import in_unit
-from penstock.errors import PlanError, SchemaError, UnsupportedType
+from penstock.errors import SchemaError, UnsupportedType
+from penstock.nulls import check_names, check_nulls, has_null
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 VALID = "_valid"
 """What the name of a column has added for the mask of its values."""
+_SHARED = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8")))
+"""What torch looks at as it is, in every version, where it lies in order and may be written."""
 _TRANSFORM = "turn it into numbers or a list of values in transform=, or leave the column out with columns="
 
 
@@ -33,40 +36,46 @@ def as_tensors(batch: Mapping[str, Any], *, nulls: str | Iterable[str] = "mask")
     Args:
         batch: Columns by name, as a loader gives them.
         nulls: "mask": a column with nulls keeps its fill and gets a bool tensor `<name>_valid` beside it, in batches
-            that have any. "error": a null is an error. Names of columns: these have their `<name>_valid` in every
-            batch, and a null in any other column is an error.
+            that have any. "error": a null is an error, inside of lists and structs as well. Names of columns: these
+            have their `<name>_valid` in every batch, and a null in any other column is an error.
 
     Raises:
+        ColumnNotFound: nulls= names a column that the batch does not have.
         SchemaError: A null that was not allowed, or a column that is in the way of a `<name>_valid`.
         UnsupportedType: An array that torch has no dtype for.
     """
     return converter(nulls)(batch)
 
 
-def converter(nulls: str | Iterable[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return `as_tensors` for this choice of nulls, checked once."""
-    if isinstance(nulls, str) and nulls not in ("mask", "error"):
-        raise PlanError(f"nulls must be 'mask', 'error' or a list of columns; got {nulls!r}")
-    always = frozenset() if isinstance(nulls, str) else frozenset(nulls)
-    return _Converter(always, anywhere=nulls == "mask")
+def converter(
+    nulls: str | Iterable[str], names: Iterable[str] | None = None, *, owner: str = "penstock.torch.as_tensors"
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return `as_tensors` for this choice of nulls, checked once, against `names` where these are known."""
+    return _Converter(check_nulls(nulls, names, owner=owner), owner)
 
 
 class _Converter:
     """Converts batches; picklable."""
 
-    def __init__(self, always: frozenset[str], *, anywhere: bool) -> None:
-        self._always = always
-        self._anywhere = anywhere
+    def __init__(self, allowed: frozenset[str] | None, owner: str) -> None:
+        self._always = frozenset[str]() if allowed is None else allowed
+        self._anywhere = allowed is None
+        self._owner = owner
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         out: dict[str, Any] = {}
         masks: dict[str, Any] = {}
+        if not self._always <= batch.keys():
+            check_names(self._always, batch, owner=self._owner)
         for name, values in batch.items():
-            out[name], valid = _column(name, values)
+            if type(values) is np.ndarray and values.dtype in _SHARED and values.flags.carray:  # nearly every column
+                out[name], valid = torch.from_numpy(values), None
+            else:
+                out[name], valid = _column(name, values)
             if valid is not None or name in self._always:
                 masks[name + VALID] = self._mask(name, out[name], valid)
-            elif not self._anywhere and isinstance(out[name], list):
-                self._refuse_none(name, out[name])
+            elif not self._anywhere and isinstance(out[name], list) and has_null(values):
+                raise _null(name)
         for name, mask in masks.items():
             if name in out:
                 raise SchemaError(
@@ -85,10 +94,6 @@ class _Converter:
         if isinstance(values, torch.Tensor):
             return torch.ones(values.shape, dtype=torch.bool)
         return torch.tensor([value is not None for value in values], dtype=torch.bool)
-
-    def _refuse_none(self, name: str, values: list[Any]) -> None:
-        if any(value is None for value in values):
-            raise _null(name)
 
 
 def _null(name: str) -> SchemaError:

@@ -16,6 +16,7 @@ import pytest
 import penstock
 from penstock.bench import Limit, Task, measure
 from penstock.bench.__main__ import main
+from penstock.bench.measure import timed_only
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
 from penstock.errors import PlanError
 from tests.house import ROOT
@@ -133,6 +134,54 @@ def test_a_mistake_is_one_line(tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith("penstock.bench: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("framework", ["numpy", "jax", "tensorflow"])
+def test_a_device_is_for_torch_only(folder, framework, capsys):
+    assert main([folder, "--framework", framework, "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("penstock.bench: ")
+    assert "device= goes with framework 'torch' only" in error
+    assert error.count("\n") == 1
+
+
+def test_an_error_of_tensorflow_is_one_line(tmp_path, capsys):
+    pytest.importorskip("tensorflow")
+    pq.write_table(pa.table({"t": pa.array([["a", None]])}), tmp_path / "a.parquet")
+    assert main([str(tmp_path), "--framework", "tensorflow", "--rounds", "1"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("penstock.bench: SchemaError: column 't' has a null inside a row's list")
+    assert "Traceback" not in error
+
+
+def test_other_errors_are_not_hidden(folder, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("penstock.bench.__main__.measure", broken)
+    with pytest.raises(ZeroDivisionError):
+        main([folder])
+
+
+def test_the_report_leaves_the_warm_up_out(tmp_path):
+    penstock.write({"x": np.arange(100)}, tmp_path / "d")
+    ds = penstock.open(tmp_path / "d")
+    with ds.loader(batch_size=10) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        warm = loader.stats()
+        for _ in range(3):
+            next(batches)
+        whole, report = loader.report(), timed_only(loader.report(), warm)
+        assert (whole.steps.first, len(whole.steps)) == (1, 7)
+        assert (report.steps.first, len(report.steps)) == (5, 3)
+        np.testing.assert_array_equal(report.steps.wait_s, whole.steps.wait_s[4:])
+        np.testing.assert_array_equal(report.steps.stage_s["read"], whole.steps.stage_s["read"][4:])
+        assert report.steps.bytes_read == loader.stats()["bytes_read"] - warm["bytes_read"]
+        assert "the last 3 of 7 steps" in str(report)
+        none = timed_only(loader.report(), loader.stats())  # all was prefetched before: the last step stands for it
+        assert len(none.steps) == 1
 
 
 def test_it_runs_as_a_module(folder):

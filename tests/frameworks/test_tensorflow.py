@@ -399,7 +399,7 @@ def test_rank_and_world_come_from_tf_config(url: str, monkeypatch: pytest.Monkey
 
 
 def test_wrong_words_are_refused(url: str) -> None:
-    with pytest.raises(PlanError, match="'mask', 'error' or names"):
+    with pytest.raises(PlanError, match="'mask', 'error' or a list of columns"):
         loader(url, batch_size=8, nulls="maks")
     with pytest.raises(ColumnNotFound, match="'image'"):
         loader(url, batch_size=8, nulls=["imaeg"])

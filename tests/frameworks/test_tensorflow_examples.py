@@ -37,6 +37,6 @@ def test_a_fit_is_interrupted_and_goes_on(tmp_path: Path) -> None:
 def test_the_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "tensorflow.md").read_text(encoding="utf-8")
     code = [match[3] for match in FENCE.finditer(page) if match[2].split()[:1] == ["python"]]
-    assert len(code) == 3
+    assert len(code) == 5
     (tmp_path / "page.py").write_text("\n".join(code), encoding="utf-8")
     run("-W", "error::UserWarning", tmp_path / "page.py", cwd=tmp_path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         sys.stdout.write(_run(args) + "\n")
-    except (PenstockError, ImportError) as error:
-        sys.stderr.write(f"penstock.bench: {' '.join(str(error).split())}\n")
-        return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if not isinstance(error, PenstockError | ImportError) and not _is_of_framework(error):
+            raise
+        sys.stderr.write(f"penstock.bench: {_one_line(error)}\n")
+        return 1
     return 0
+
+
+def _is_of_framework(error: Exception) -> bool:
+    """Tell whether an error comes out of TensorFlow or another framework, with ours in its text."""
+    return type(error).__module__.split(".")[0] in ("tensorflow", "torch", "jax", "jaxlib")
+
+
+def _one_line(error: Exception) -> str:
+    """Return what an error says, without TensorFlow's node in front and the traceback behind."""
+    text = str(error).split("\nTraceback")[0]
+    return " ".join(re.sub(r"^\{\{.*?\}\}", "", text).split())
 
 
 def _run(args: argparse.Namespace) -> str:

@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.bench.limit import Limit
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from penstock.api import Dataset
+    from penstock.engine.report import Report
     from penstock.progress import Progress
 
 Framework = Literal["numpy", "torch", "tensorflow", "jax"]
@@ -49,6 +50,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.framework not in FRAMEWORKS:
             raise PlanError(f"framework is one of {', '.join(FRAMEWORKS)}; got {self.framework!r}")
+        if "device" in self.options and self.framework != "torch":
+            raise PlanError(f"device= goes with framework 'torch' only; got {self.framework!r}: leave it out")
         if self.rounds < 1 or self.seconds <= 0 or self.warm_up_s < 0:
             raise PlanError("at least one round, of more than 0 seconds, with a warm-up of 0 or more, can be measured")
 
@@ -151,14 +154,36 @@ def _round(
         rows = look(next(batches))
         first_s = time.perf_counter() - began
         _take(batches, task.warm_up_s - first_s, look, tick)
+        warm = loader.stats()
         start = time.perf_counter()
         rows = _take(batches, task.seconds, look, tick)
         rate = rows / (time.perf_counter() - start)
-        report = str(loader.report())
+        report = str(timed_only(loader.report(), warm))
         del batches
         return rate, first_s, report
     finally:
         loader.close()
+
+
+def timed_only(report: Report, warm: Mapping[str, float]) -> Report:
+    """Return the report without the steps of the warm-up, `warm`: the loader's counters when that was over.
+
+    The wait for the first batch tells nothing of a loader that runs without end. One step is left at least.
+    """
+    steps = report.steps
+    begin = min(max(0, int(warm["batches"]) + 1 - steps.first), len(steps) - 1)
+    if begin <= 0:
+        return report
+    left = replace(
+        steps,
+        first=steps.first + begin,
+        num_rows=steps.num_rows[begin:],
+        wait_s=steps.wait_s[begin:],
+        own_s=steps.own_s[begin:],
+        stage_s={stage: seconds[begin:] for stage, seconds in steps.stage_s.items()},
+        bytes_read=int(report.stats["bytes_read"] - warm["bytes_read"]),
+    )
+    return replace(report, steps=left)
 
 
 def _take(batches: Iterator[Any], seconds: float, look: Callable[[Any], int], tick: Callable[[], None]) -> int:

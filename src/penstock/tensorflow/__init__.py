@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.api import Dataset
 from penstock.api import open as open_dataset
 from penstock.errors import PlanError
+from penstock.nulls import check_nulls
 from penstock.options import WINDOW_BYTES
 
 try:
@@ -21,7 +22,7 @@ except ImportError:
 
 from penstock.tensorflow._dataset import Batches, Delivery, make_batches
 from penstock.tensorflow._host import rank_and_world
-from penstock.tensorflow._static import Look, Wanted, forms_of
+from penstock.tensorflow._static import OWNER, Look, Wanted, forms_of
 
 if TYPE_CHECKING:
     import os
@@ -100,11 +101,14 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
             NaN, empty), with a column `<name>_valid` beside it that is True where there is a value. Names of columns:
             these and no others. "error": none; a null is an error.
         element_spec: Name to `tf.TensorSpec` or `tf.RaggedTensorSpec` of every column of a batch, for transforms whose
-            shapes vary.
+            shapes vary. `<name>_valid` beside a column asks for its mask; `nulls` is left out then. Numbers are
+            converted where all fit, and are an error where one does not.
 
     Raises:
         PlanError: Options that contradict each other.
         UnsupportedType: A column without a tensor form.
+        ColumnNotFound: `nulls` or `element_spec` names a column that no batch has.
+        TransformError: The transform gives no columns.
     """
     dataset = _opened(dataset_or_url, columns, filters, storage_options, filesystem)
     rank, world = rank_and_world(rank, world)
@@ -113,7 +117,7 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
         **look.options, shuffle=shuffle, seed=seed, epochs=epochs, rank=rank, world=world, pool=pool, workers=workers,
         memory_bytes=memory_bytes, window_bytes=window_bytes, lanes=lanes, skip_limit=skip_limit,
     )  # fmt: skip
-    forms = forms_of(dataset, host, Wanted(_names(nulls), element_spec, look))
+    forms = forms_of(dataset, host, Wanted(check_nulls(nulls, None, owner=OWNER), element_spec, look))
     full = drop_last and on_error == "raise" and dataset._late is None
     return make_batches(host, forms, batch_size if full else None)
 
@@ -129,12 +133,3 @@ def _opened(
         raise PlanError("storage_options and filesystem are for opening a URL; this dataset is open already")
     chosen = source if columns is None else source.select(columns)
     return chosen if filters is None else chosen.where(filters)
-
-
-def _names(nulls: Any) -> frozenset[str] | None:
-    """Return the columns that get a mask; None for all that may hold nulls."""
-    if isinstance(nulls, str):
-        if nulls not in ("mask", "error"):
-            raise PlanError(f"nulls is 'mask', 'error' or names of columns; got {nulls!r}")
-        return None if nulls == "mask" else frozenset()
-    return frozenset(nulls)

@@ -8,14 +8,15 @@ the user adds stages that run ahead, `prefetch` or a parallel `map`, one more st
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from penstock.errors import LoaderClosed
+from penstock.errors import LoaderClosed, PenstockWarning, TransformError
 from penstock.plan import State
 from penstock.tensorflow._exit import exiting, watch
 
@@ -50,7 +51,7 @@ def make_batches(loader: Loader, forms: Sequence[Form], rows: int | None) -> Bat
             del left[:count]
         return batch
 
-    made = tf.data.Dataset.from_generator(delivery._start, output_signature=flat).map(assemble)
+    made = tf.data.Dataset.from_generator(delivery._start, output_signature=flat).map(as_it_is(assemble))
     # A resumed pass is shorter than others, and tf.data refuses a dataset that ends before its declared length. One
     # that is repeated for ever and cut counts as that long, and ends where a repetition is empty: `Delivery._start`.
     made = made.repeat()
@@ -59,10 +60,19 @@ def make_batches(loader: Loader, forms: Sequence[Form], rows: int | None) -> Bat
     return Batches(made.with_options(no_running_ahead()), delivery, counted=False)
 
 
+def as_it_is(function: Callable[..., Any]) -> Any:
+    """Return a function that TensorFlow calls as it is: to convert its source takes longer than all the rest."""
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+_AHEAD = ("inject_prefetch", "map_parallelization", "seq_interleave_prefetch")
+"""Options by which tf.data adds stages that run ahead."""
+
+
 def no_running_ahead() -> Any:
     """Return options under which no stage runs ahead of the consumer that the user has not asked to."""
     options = tf.data.Options()
-    for name in ("inject_prefetch", "map_parallelization", "seq_interleave_prefetch"):
+    for name in _AHEAD:
         if hasattr(options.experimental_optimization, name):
             setattr(options.experimental_optimization, name, False)
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # ranks do that
@@ -79,6 +89,7 @@ class Delivery:
     def __init__(self, loader: Loader, forms: tuple[Form, ...]) -> None:
         self._loader = loader
         self._forms = forms
+        self._names = {form.name for form in forms}
         self._full = None if loader._options.epochs is None else len(loader)
         """Batches of a whole pass."""
         self._lock = threading.RLock()
@@ -88,6 +99,9 @@ class Delivery:
         """Whether a pass has just ended that was shorter than declared: what starts next is its empty repetition."""
         self._will_count = False
         self._resumed = False
+        """Whether the next pass goes on from a state."""
+        self._from_state, self._num_made = False, 0
+        """Of the current pass: whether it went on from a state, and how many batches were made."""
         self._begin(counted=False)
 
     def _begin(self, *, counted: bool) -> None:
@@ -108,18 +122,32 @@ class Delivery:
             if self._ended_early or exiting():
                 self._ended_early = False
                 return iter(())
+            self._warn_if_left()
             batches = iter(self._loader)
             self._begin(counted=self._will_count)
+            self._from_state, self._num_made = self._resumed, 0
             self._will_count = self._resumed = False
             one = _One(self, batches)
             self._current = weakref.ref(one)
             watch()
             return one
 
+    def _warn_if_left(self) -> None:
+        """Tell of a resumed pass that was begun and left: Keras does that unasked, under a strategy."""
+        if self._from_state and not self._resumed and self._length and 0 < self._num_made < self._length:
+            warnings.warn(
+                f"a pass that went on from a state was left after {self._num_made} of the {self._length} batches it "
+                "had; this iteration is the next pass, and the rest does not come. Under a strategy, Keras takes one "
+                "batch before training: load the state in a callback's on_train_begin (docs/tensorflow.md)",
+                PenstockWarning,
+                stacklevel=2,
+            )
+
     def _made(self, one: _One, built: Built) -> None:
         place = built.work.plan, self._loader.steps_of(built.end)
         with self._lock:
             if self._is_current(one):
+                self._num_made += 1
                 self._waiting.append(place)
                 if not self._counted:
                     self._receive()
@@ -145,21 +173,26 @@ class Delivery:
         return np.int64(0)
 
     def _batch_of(self, one: _One) -> tuple[Any, ...]:
-        built = one.batches.take()
-        arrays = tuple(array for form in self._forms for array in form.arrays(self._column(built, form.name)))
+        built, arrays = one.batches.take_as(self._hand_over)
         self._made(one, built)
-        return arrays
+        return cast("tuple[Any, ...]", arrays)
 
-    def _column(self, built: Built, name: str) -> Any:
-        try:
-            return built.batch[name]
-        except KeyError:
-            from penstock.errors import TransformError
+    def _hand_over(self, built: Built) -> tuple[Built, tuple[Any, ...]]:
+        """Return a batch as the arrays of tensors; where that fails, it was not delivered."""
+        self._check_columns(built.batch)
+        return built, tuple(array for form in self._forms for array in form.arrays(built.batch[form.name]))
 
-            raise TransformError(
-                f"a batch came without the column {name!r}, only {', '.join(map(repr, built.batch))}; a transform must "
-                "give the same columns for every batch"
-            ) from None
+    def _check_columns(self, batch: Mapping[str, Any]) -> None:
+        """Refuse a batch that lacks columns or has others: these would be left out without a word."""
+        if batch.keys() == self._names:
+            return
+        lacks, more = [sorted(names) for names in (self._names - batch.keys(), batch.keys() - self._names)]
+        wrong = f"without the column {lacks[0]!r}, only" if lacks else f"with the column {more[0]!r}, among"
+        raise TransformError(
+            f"a batch came {wrong} {', '.join(map(repr, batch))}, where the element spec has "
+            f"{', '.join(repr(form.name) for form in self._forms)}; a transform must give the same columns for every "
+            "batch, those of element_spec= where that is given"
+        )
 
     # -- for the user -----------------------------------------------------------------------------------------------
 
@@ -330,7 +363,8 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
 
     def with_options(self, options: Any, name: str | None = None) -> Batches:
         """Return the dataset with options of tf.data; see `tf.data.Dataset.with_options`."""
-        return self._with(self._inner.with_options(options, name=name), ahead=False)
+        ahead = any(getattr(options.experimental_optimization, one, None) for one in _AHEAD)
+        return self._with(self._inner.with_options(options, name=name), ahead=ahead)
 
     # -- as every loader has it -------------------------------------------------------------------------------------
 
@@ -391,4 +425,8 @@ def _counting(inner: Any, delivery: Delivery) -> Any:
         tf.numpy_function(delivery._came_out, [], tf.int64)  # stateful: never left out
         return element if whole else element[0]
 
-    return inner.map(passed)
+    if not inner.options().experimental_optimization.inject_prefetch:
+        return inner.map(as_it_is(passed))
+    options = tf.data.Options()  # tf.data would add it at the very end, behind the count
+    options.experimental_optimization.inject_prefetch = False
+    return inner.prefetch(tf.data.AUTOTUNE).map(as_it_is(passed)).with_options(options)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 import tensorflow as tf
 
+from penstock.codecs.arrow_fixed import fill_value
 from penstock.codecs.arrow_kinds import Fixed, form_of, natural_kind
 from penstock.errors import PlanError, SchemaError, TransformError, UnsupportedType
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.columns import Column
+    from penstock.engine.padding import Padding
     from penstock.schema import UnischemaField
 
 OBJECT = np.dtype(object)
@@ -48,6 +50,10 @@ class Form:
     """Whether a column of booleans goes along that is False where a value is null."""
     loose: bool = False
     """Whether another dtype is cast, not refused: where a schema promises less than it says (TransformSpec)."""
+    said: bool = False
+    """Whether the user has said it all, by `element_spec=`."""
+    fill: Any = None
+    """What `pad=` puts where there is nothing; the engine does so but for nulls among texts."""
 
     @property
     def tensor_dtype(self) -> Any:
@@ -77,10 +83,7 @@ class Form:
             shape = (len(values),) if self.ragged else parts[0].shape
             parts.append(np.ones(shape, np.bool_) if valid is None else valid)
         elif valid is not None:
-            raise SchemaError(
-                f"column {self.name!r} has nulls; name it in nulls=[...] to get a column '{self.name}_valid' "
-                "(nulls='mask' does that where a field is nullable), or leave out such rows by filters="
-            )
+            _null(self)
         return parts
 
     def assemble(self, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def _dense(form: Form, values: Any) -> tuple[list[NDArray[Any]], NDArray[np.bool
         values, valid = _stack(form, list(values))
     elif isinstance(values, np.ma.MaskedArray):
         valid = ~np.ma.getmaskarray(values)
-        valid, values = (None if valid.all() else valid), values.filled()
+        valid, values = (None if valid.all() else valid), _filled(values)
     else:
         valid = None
     if form.dtype == OBJECT:
@@ -111,17 +114,30 @@ def _dense(form: Form, values: Any) -> tuple[list[NDArray[Any]], NDArray[np.bool
     return [values], valid
 
 
+def _filled(values: Any) -> NDArray[Any]:
+    """Return a masked array with its fill below the mask: ours where it has none of its own, not NumPy's 999999."""
+    own = getattr(values, "_fill_value", None) is not None or values.dtype == OBJECT
+    return cast("NDArray[Any]", values.filled() if own else values.filled(fill_value(values.dtype)))
+
+
 def _stack(form: Form, rows: list[Any]) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """Return rows that came one by one as one array; null rows are zeros, and False in the second one."""
     given = [None if row is None else np.asarray(row) for row in rows]
     there = np.array([row is not None for row in given], np.bool_)
-    shape = next((row.shape for row in given if row is not None), tuple(size or 0 for size in form.shape))
-    if form.dtype == OBJECT and not shape:  # texts: asarray would look into them
+    shapes = {row.shape for row in given if row is not None}
+    if form.dtype == OBJECT and shapes <= {()}:  # texts: asarray would look into them
         out: NDArray[Any] = np.empty(len(rows), OBJECT)
         out[:] = rows
         return out, None
-    kind = next((row.dtype for row in given if row is not None), form.dtype)
-    out = np.zeros((len(rows), *shape), OBJECT if form.dtype == OBJECT else kind)
+    if len(shapes) > 1:  # never broadcast
+        raise TransformError(
+            f"column {form.name!r} came with rows of the shapes {', '.join(map(str, sorted(shapes)))}, where the "
+            f"element spec says {form.shape}; make them alike in the transform, or say a tf.RaggedTensorSpec in "
+            "element_spec="
+        )
+    shape = next(iter(shapes), tuple(size or 0 for size in form.shape))
+    kinds = {row.dtype for row in given if row is not None} or {form.dtype}
+    out = np.zeros((len(rows), *shape), OBJECT if form.dtype == OBJECT else np.result_type(*kinds))
     for index, row in enumerate(given):
         if row is not None:
             out[index] = row
@@ -141,7 +157,9 @@ def _texts(form: Form, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.b
         values = np.array([_text(form, value) for value in values.ravel()] or None, OBJECT).reshape(values.shape)
     if not nulls.any():
         return values, None
-    return np.where(nulls, b"", values), ~nulls
+    if form.fill is None:
+        return np.where(nulls, b"", values), ~nulls
+    return np.where(nulls, form.fill, values), ~nulls if form.valid else None
 
 
 def _nulls(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -157,11 +175,30 @@ def _text(form: Form, value: Any) -> Any:
 def _numbers(form: Form, values: NDArray[Any]) -> NDArray[Any]:
     if form.dtype.kind in "mM":
         return _nanoseconds(form, values)
-    if values.dtype != form.dtype:
-        if not form.loose or not np.can_cast(values.dtype, form.dtype, "same_kind"):
-            _differs(form, values)
-        values = values.astype(form.dtype)
-    return values
+    values = values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    if values.dtype == form.dtype:
+        return values
+    if not form.loose or not np.can_cast(values.dtype, form.dtype, "same_kind"):
+        _differs(form, values)
+    with np.errstate(over="ignore"):
+        cast_to = values.astype(form.dtype)
+    if not _keeps(values, cast_to):
+        raise SchemaError(
+            f"column {form.name!r} has {values.dtype} values from {values.min()} to {values.max()} that do not fit "
+            f"{form.dtype}, which {'element_spec' if form.said else 'edit_fields'} says; say a wider dtype there, or "
+            "change the values in the transform"
+        )
+    return cast_to
+
+
+def _keeps(values: NDArray[Any], cast_to: NDArray[Any]) -> bool:
+    """Tell whether no number has become another one; floats may be rounded."""
+    if not values.size or values.dtype.kind == "b":
+        return True
+    if cast_to.dtype.kind in "iu":
+        limits = np.iinfo(cast_to.dtype)
+        return bool(limits.min <= int(values.min()) and int(values.max()) <= limits.max)
+    return cast_to.dtype.kind not in "fc" or bool((np.isinf(cast_to) <= np.isinf(values)).all())
 
 
 def _nanoseconds(form: Form, values: NDArray[Any]) -> NDArray[np.int64]:
@@ -182,6 +219,11 @@ def _fits(least: Any, most: Any, kind: str) -> bool:
 
 
 def _differs(form: Form, values: NDArray[Any]) -> NoReturn:
+    if form.said:
+        raise SchemaError(
+            f"column {form.name!r} came as {values.dtype}, which does not become {form.tensor_dtype.name}, as "
+            "element_spec says; say its own dtype there, or convert it in transform="
+        )
     raise TransformError(
         f"column {form.name!r} came as {values.dtype}, where the element spec says {form.dtype}; a transform must give "
         "the same dtypes for every batch, or say them with element_spec="
@@ -252,10 +294,22 @@ def _ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
+def _null(form: Form) -> NoReturn:
+    name = form.name
+    if form.said:
+        cure = f"add '{name}_valid' to element_spec= to get its mask"
+    else:
+        cure = (
+            f"name it in nulls=[...] to get a column '{name}_valid' (nulls='mask' does that where a field is nullable)"
+        )
+    raise SchemaError(f"column {name!r} has nulls; {cure}, or leave out such rows by filters=")
+
+
 def _null_inside(form: Form) -> NoReturn:
+    pad = "give pad= a fill for it, or " if form.ragged == 1 and not form.said else ""  # of lists of lists it has none
     raise SchemaError(
-        f"column {form.name!r} has a null inside a row's list, which a RaggedTensor cannot tell; give pad= a fill for "
-        "it, or fill it in a transform"
+        f"column {form.name!r} has a null inside a row's list, which a RaggedTensor cannot tell; {pad}fill it in "
+        "transform="
     )
 
 
@@ -312,10 +366,11 @@ def field_form(field: UnischemaField) -> Form | None:
     return Form(field.name, dtype, field.shape[levels:], levels)
 
 
-def padded(form: Form, shape: tuple[int | None, ...]) -> Form:
+def padded(form: Form, padding: Padding) -> Form:
     """Return the form of a column of variable shape that is filled up to the largest row of its batch."""
+    shape = padding.shape
     axes = shape if len(shape) == form.ragged + len(form.shape) else (None,) * form.ragged + form.shape
-    return replace(form, shape=axes, ragged=0)
+    return replace(form, shape=axes, ragged=0, fill=padding.fill)
 
 
 def windowed(form: Form, steps: int) -> Form:
@@ -329,7 +384,7 @@ def windowed(form: Form, steps: int) -> Form:
 def value_form(name: str, values: Any, *, nullable: bool) -> Form:
     """Return the form of a column by its values in one batch: all axes but that of the batch are taken as they are."""
     if isinstance(values, np.ndarray) and values.dtype != OBJECT:
-        dtype = OBJECT if values.dtype.kind in "US" else values.dtype
+        dtype = OBJECT if values.dtype.kind in "US" else values.dtype.newbyteorder("=")
         _check_dtype(name, dtype)
         return Form(name, dtype, values.shape[1:], valid=nullable or isinstance(values, np.ma.MaskedArray))
     if isinstance(values, np.ndarray) and _are_texts(values.ravel().tolist()):
@@ -349,7 +404,7 @@ def value_form(name: str, values: Any, *, nullable: bool) -> Form:
     if not isinstance(arrays[0], np.ndarray):
         return replace(_scalar_form(name, arrays, valid), ragged=levels)
     levels += _ragged_axes(arrays) if not levels else arrays[0].ndim
-    dtype = OBJECT if arrays[0].dtype.kind in "OUS" else arrays[0].dtype
+    dtype = OBJECT if arrays[0].dtype.kind in "OUS" else arrays[0].dtype.newbyteorder("=")
     _check_dtype(name, dtype)
     inner = arrays[0].shape[levels:] if arrays is given else ()
     return Form(name, dtype, inner, levels, valid)
@@ -384,11 +439,15 @@ def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
             _refuse(name, f"of dtype {dtype}")
 
 
-def spec_forms(spec: Mapping[str, Any]) -> tuple[Form, ...]:
-    """Return the forms that a user's element spec asks for; `x_valid` beside `x` asks for the mask of `x`."""
+def spec_forms(spec: Mapping[str, Any], columns: Sequence[str]) -> tuple[Form, ...]:
+    """Return the forms that a user's element spec asks for.
+
+    `x_valid` beside `x` asks for the mask of `x`, unless it is one of the `columns`, as far as these are known.
+    """
+    masks = {name for name in spec if name.endswith("_valid") and name.removesuffix("_valid") in spec} - set(columns)
     forms = []
     for name, one in spec.items():
-        if name.endswith("_valid") and name.removesuffix("_valid") in spec:
+        if name in masks:
             continue
         if not isinstance(one, tf.TensorSpec | tf.RaggedTensorSpec):
             raise PlanError(f"element_spec[{name!r}] must be a tf.TensorSpec or tf.RaggedTensorSpec; got {one!r}")
@@ -397,7 +456,7 @@ def spec_forms(spec: Mapping[str, Any]) -> tuple[Form, ...]:
         dtype = one._dtype if isinstance(one, tf.RaggedTensorSpec) else one.dtype
         inner = tuple(shape.as_list()[1 + ragged :])
         kind = OBJECT if dtype == tf.string else np.dtype(dtype.as_numpy_dtype)
-        forms.append(Form(name, kind, inner, ragged, f"{name}_valid" in spec, loose=True))
+        forms.append(Form(name, kind, inner, ragged, f"{name}_valid" in masks, loose=True, said=True))
     return tuple(forms)
 
 

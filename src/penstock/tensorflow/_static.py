@@ -6,14 +6,17 @@ way to know; everything else is known from schemas and statistics.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.dataset.prune import leaf_indices
+from penstock.dataset.nullable import may_be_null
 from penstock.engine.build import MASK
-from penstock.errors import BadFile, ColumnNotFound, PlanError, close_names
+from penstock.engine.known import known_columns
+from penstock.errors import ColumnNotFound, PlanError, TransformError, close_names
+from penstock.nulls import check_names as check_nulls_names
 from penstock.tensorflow._forms import (
     Form,
     check_names,
@@ -26,13 +29,10 @@ from penstock.tensorflow._forms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from penstock.api import Dataset
     from penstock.engine.loader import Loader
 
-_MOST_FILES = 256
-"""The footers of so many files are asked for nulls; beyond, a nullable field counts as one that has some."""
+OWNER = "penstock.tensorflow.loader"
 _PROBE_ROWS = 8
 
 
@@ -67,22 +67,45 @@ class Wanted:
 def forms_of(dataset: Dataset, loader: Loader, wanted: Wanted) -> tuple[Form, ...]:
     """Return the form of every column of a batch, in its order."""
     if wanted.spec is not None:
-        forms = spec_forms(wanted.spec)
+        forms = _said(loader, wanted)
     else:
         forms = tuple(_found(dataset, loader, wanted))
         if wanted.masks is not None:
             forms = tuple(replace(form, valid=form.name in wanted.masks) for form in forms)
-            _check_masks(wanted.masks, [form.name for form in forms])
+            check_nulls_names(wanted.masks, [form.name for form in forms], owner=OWNER)
+    if not forms:
+        raise TransformError("the transform gives a batch with no columns; tensors need one at least")
     if wanted.look.remainder == "pad" and MASK not in {form.name for form in forms}:
         forms = (*forms, Form(MASK, np.dtype(np.bool_)))
     check_names(forms)
     return forms
 
 
-def _check_masks(masks: frozenset[str], names: list[str]) -> None:
-    for name in sorted(masks):
-        if name not in names:
-            raise ColumnNotFound(f"nulls= names the column {name!r}; {close_names(name, names)}")
+def _said(loader: Loader, wanted: Wanted) -> tuple[Form, ...]:
+    """Return the forms that the user has said, of all columns and of no others."""
+    spec = wanted.spec
+    if not isinstance(spec, Mapping) or not spec:
+        raise PlanError(f"element_spec must be a dict of a tf.TensorSpec for every column; got {spec!r}")
+    if wanted.masks is not None:
+        raise PlanError(
+            "nulls= does not go with element_spec=, which says itself which columns have a mask: give it a "
+            "'<name>_valid' for each, and leave nulls= out"
+        )
+    known = known_columns(loader)
+    forms = spec_forms(spec, known or ())
+    if known is None:  # a function of the user decides: looked at with every batch
+        return forms
+    names = [form.name for form in forms]
+    for name in names:
+        if name not in known:
+            raise ColumnNotFound(f"element_spec names the column {name!r}; {close_names(name, known)}")
+    left = [name for name in known if name not in names and name != MASK]
+    if left:
+        raise PlanError(
+            f"element_spec says nothing of the column{'s' * (len(left) > 1)} {', '.join(map(repr, left))}; every "
+            f"column needs a spec: add what is missing, or choose columns={names!r}"
+        )
+    return forms
 
 
 def _found(dataset: Dataset, loader: Loader, wanted: Wanted) -> list[Form]:
@@ -100,15 +123,16 @@ def _found(dataset: Dataset, loader: Loader, wanted: Wanted) -> list[Form]:
 def _stored(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
     """Return the forms of columns as they are read."""
     finisher, stored = loader._finisher, dataset._source.arrow_schema
+    nulls = may_be_null(dataset._source, (column.name for column in loader._facts.columns))
     forms: dict[str, Form | None] = {}
     for column in loader._facts.columns:
         if column.name in finisher.unseen:
             continue
         form = column_form(column, stored.field(column.name).type)
         if form is not None and column.name in finisher.pad:
-            form = padded(form, finisher.pad[column.name].shape)
+            form = padded(form, finisher.pad[column.name])
         elif form is not None:
-            form = replace(form, valid=may_be_null(dataset, column.name))
+            form = replace(form, valid=column.name in nulls)
         forms[column.name] = form
     return _folded(loader, forms)
 
@@ -117,11 +141,12 @@ def _promised(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
     """Return the forms of fields that a `TransformSpec` promises."""
     rowwise = cast("Any", loader._finisher.rowwise)
     edited = {field.name for field in rowwise.spec.edit_fields}
+    kept = {field.name for field in rowwise.fields if field.name not in edited and field.name in dataset.columns}
+    nulls = may_be_null(dataset._source, kept)
     forms: dict[str, Form | None] = {}
     for field in rowwise.fields:
         form = field_form(field)
-        known = field.name not in edited and field.name in dataset.columns
-        null = may_be_null(dataset, field.name) if known else field.nullable
+        null = field.name in nulls if field.name in kept else field.nullable
         forms[field.name] = None if form is None else replace(form, valid=null, loose=True)
     return _folded(loader, forms)
 
@@ -146,45 +171,7 @@ def _probed(dataset: Dataset, wanted: Wanted, forms: Mapping[str, Form | None]) 
             "the spec of a batch is found by a first batch, and the dataset has no rows; give element_spec= to say it"
         )
     with dataset.loader(**look.options, pool="serial", rank=0, world=1) as probe:
-        batch = next((batch for batch in probe if batch and len(next(iter(batch.values())))), {})
-    return [
-        value_form(name, values, nullable=name in dataset.columns and may_be_null(dataset, name))
-        for name, values in batch.items()
-        if name not in forms or forms[name] is None
-    ]
-
-
-# -- nulls ---------------------------------------------------------------------------------------------------------
-
-
-def may_be_null(dataset: Dataset, name: str) -> bool:
-    """Tell whether a column may hold nulls: its field says so, and the footers do not know better."""
-    source = dataset._source
-    if not source.unischema.fields[name].nullable:
-        return False
-    files = range(len(source.files))
-    if name in source.partitions:
-        return any(not source.partition_scalar(name, file).is_valid for file in files)
-    return len(files) > _MOST_FILES or any(_has_nulls(dataset, name, file) for file in files)
-
-
-def _has_nulls(dataset: Dataset, name: str, file: int) -> bool:
-    try:
-        footer = dataset._source.footer(file)
-    except BadFile:
-        return True
-    index = leaf_indices(footer).get(name)
-    if index is None:
-        index = _only_leaf(footer, name)
-    if index is None:
-        return True
-    groups = (footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups))
-    return any(one is None or not one.has_null_count or one.null_count > 0 for one in groups)
-
-
-def _only_leaf(footer: Any, name: str) -> int | None:
-    """Return where the values of a list column stand; None where it has several parts."""
-    schema = footer.schema
-    paths = [schema.column(index).path for index in range(len(schema))]
-    found = [index for index, path in enumerate(paths) if path.startswith(f"{name}.")]
-    return found[0] if len(found) == 1 else None
+        batch = next((batch for batch in probe if not batch or len(next(iter(batch.values())))), {})
+    found = {name: values for name, values in batch.items() if name not in forms or forms[name] is None}
+    nulls = may_be_null(dataset._source, (name for name in found if name in dataset.columns))
+    return [value_form(name, values, nullable=name in nulls) for name, values in found.items()]

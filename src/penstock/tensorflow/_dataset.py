@@ -75,6 +75,8 @@ def no_running_ahead() -> Any:
     for name in _AHEAD:
         if hasattr(options.experimental_optimization, name):
             setattr(options.experimental_optimization, name, False)
+    # Its thread has nothing to tune here, and an iterator that ends waits until it wakes: seconds after a long pass.
+    options.autotune.enabled = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # ranks do that
     return options
 

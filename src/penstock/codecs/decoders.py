@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 JPEG, PNG = "jpeg", "png"
@@ -34,9 +36,12 @@ def library(name: str) -> Any:
         return None
 
 
-def pick(image_format: str) -> list[str]:
-    """Return the installed libraries that read and write a format, best first."""
-    return [name for name in _ORDER.get(image_format, _OTHERS) if library(name) is not None]
+def pick(image_format: str) -> Iterator[str]:
+    """Yield the installed libraries that read and write a format, best first.
+
+    Imported as they are asked for: OpenCV and Pillow, which are seldom needed, cost a third of a second.
+    """
+    return (name for name in _ORDER.get(image_format, _OTHERS) if library(name) is not None)
 
 
 def image_format(name: str) -> str:
@@ -74,8 +79,7 @@ def encode_image(pixels: NDArray[Any], image_codec: str, quality: int) -> bytes:
     kind = image_format(image_codec)
     if kind == JPEG and pixels.dtype != np.uint8:
         raise ValueError(f"JPEG holds 8 bits a channel, got {pixels.dtype}; use 'png' for uint16")
-    # Only as far as the first that is there: importing OpenCV and Pillow as well costs a third of a second.
-    best = next((name for name in _ORDER.get(kind, _OTHERS) if library(name) is not None), None)
+    best = next(pick(kind), None)
     if best is None:
         raise ImportError(f"no library here writes {image_codec!r} images: pip install 'penstock[opencv]'")
     return _ENCODERS[best](np.ascontiguousarray(pixels), kind, quality)

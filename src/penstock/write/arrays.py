@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import scalar_dtype
+from penstock.write.spares import Spares
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +22,7 @@ _NONE = type(None)
 _MOST = (1 << 31) - 1
 """Bytes that 32-bit offsets reach."""
 _LARGE = 64 << 10
+_JOINED = Spares()
 
 
 def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
@@ -73,16 +75,16 @@ def _bytes(cells: list[Any], kind: pa.DataType, valid: NDArray[np.bool_] | None)
 
 
 def _joined(cells: list[Any], offsets: NDArray[np.int64]) -> pa.Buffer:
-    """Return the cells end to end; large ones in Arrow's memory, which is warm, where Python's would be fresh pages."""
+    """Return the cells end to end; large ones in memory that is used again, where Arrow's would be fresh pages."""
     size = int(offsets[-1])
     if size < _LARGE:
         return pa.py_buffer(b"".join([cell for cell in cells if cell is not None]))
-    buffer = pa.allocate_buffer(size)
-    memory = memoryview(buffer).cast("B")
+    block = _JOINED.take(size)
+    memory = block.data
     for cell, start in zip(cells, offsets.tolist(), strict=False):
         if cell:
             memory[start : start + len(cell)] = cell
-    return buffer
+    return pa.py_buffer(block)
 
 
 def _texts(cells: list[Any], kind: pa.DataType, valid: NDArray[np.bool_] | None) -> pa.Array | None:

@@ -3,7 +3,7 @@
 `writer` hands over works; `Pipeline` encodes them in a pool (codecs release the GIL where it matters) and one more
 thread gives the batches to `files` in the order of the works. Cases: success: `drain` returns when all are stored; an
 error in a codec or on the disk: nothing that follows is stored, and it is raised by the next call; `close`: works that
-have not begun are dropped, running ones end first. No thread outlives `close`.
+have not begun are dropped, running ones end first. No thread outlives `close`. Whoever waits for the end encodes, too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Pipeline:
         self._threads = max(threads - 1, 1)  # the caller's own thread is the last one
         self._encoders = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-encode")
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="penstock-store")
+        self._waiting: deque[tuple[Future[pa.RecordBatch], Work]] = deque()
+        """Works that nobody has begun to encode."""
         self._running: deque[tuple[Future[None], int]] = deque()
         self._begun = self._encoded = 0
         self._bytes = 0
@@ -41,7 +43,9 @@ class Pipeline:
     def submit(self, work: Work) -> None:
         """Take the next work; waits while too many are under way."""
         self._raise()
-        encoded = self._encoders.submit(self._encode, work)
+        encoded: Future[pa.RecordBatch] = Future()
+        self._waiting.append((encoded, work))
+        self._encoders.submit(self._encode_next)
         self._begun += 1
         self._running.append((self._storer.submit(self._finish, encoded), work.num_bytes))
         self._bytes += work.num_bytes
@@ -52,9 +56,16 @@ class Pipeline:
         """Tell whether every thread has work, and one more waits: the caller had better encode itself than wait."""
         return self._helps and self._begun - self._encoded > self._threads
 
-    def _encode(self, work: Work) -> pa.RecordBatch:
+    def _encode_next(self) -> None:
+        """Encode the next work, in any thread; nothing where others were faster."""
         try:
-            return work.make()
+            encoded, work = self._waiting.popleft()
+        except IndexError:
+            return
+        try:
+            encoded.set_result(work.make())
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is stored
+            encoded.set_exception(error)
         finally:
             self._encoded += 1  # a count that is off by one now and then costs nothing: it only says who encodes
 
@@ -65,6 +76,8 @@ class Pipeline:
 
     def drain(self) -> None:
         """Return when all works are stored."""
+        while self._helps and self._waiting and self._error is None:
+            self._encode_next()
         while self._running:
             self._wait_one()
         self._raise()
@@ -73,6 +86,8 @@ class Pipeline:
         """Drop what has not begun and end the threads; twice does no harm."""
         self._error = self._error or RuntimeError("the writer is closed")
         self._encoders.shutdown(cancel_futures=True)
+        while self._waiting:
+            self._waiting.popleft()[0].cancel()
         self._storer.shutdown(cancel_futures=True)
         self._running.clear()
 

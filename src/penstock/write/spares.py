@@ -1,13 +1,15 @@
-"""Copies of large arrays in memory that is used again.
+"""Large blocks of memory that are used again.
 
-A row's image is copied when it is taken and needed until it is encoded, a moment later in another thread. Memory fresh
-from the system costs four times the copying itself (a page fault for every 4 KiB, 138 us for 256x256 colours against
-33), so it comes back here. Safe for threads; keeps a bounded number of bytes.
+A row's image is copied when it is taken and needed until it is encoded, a moment later in another thread; encoded
+cells lie end to end until their row group is written. Memory fresh from the system costs four times the copying itself
+(a page fault for every 4 KiB, 138 us for 256x256 colours against 33), so it comes back here. Safe for threads; keeps a
+bounded number of bytes.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -31,30 +33,41 @@ class Spares:
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may run inside of it, in the same thread
 
     def copy(self, value: NDArray[Any]) -> NDArray[Any]:
         """Return a copy of an array, laid out like it."""
         if value.nbytes < LEAST_BYTES or not value.flags.c_contiguous or value.dtype.hasobject:
             return value.copy(order="K")
-        size = -(-value.nbytes // _CLASS_BYTES) * _CLASS_BYTES
-        with self._lock:
-            free = self._free[size]
-            memory = free.pop() if free else None
-            self._bytes -= 0 if memory is None else size
-        if memory is None:
-            memory = np.empty(size, np.uint8)
-        copied = memory[: value.nbytes].view(value.dtype).reshape(value.shape)
+        copied = self._pop(value.nbytes)[: value.nbytes].view(value.dtype).reshape(value.shape)
         np.copyto(copied, value)
         return copied
 
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Return a block of bytes that comes back by itself when nobody, Arrow included, holds it any more."""
+        memory = self._pop(size)
+        block = memory[:size]
+        weakref.finalize(block, self._put, memory).atexit = False
+        return block
+
+    def _pop(self, size: int) -> NDArray[np.uint8]:
+        size = -(-size // _CLASS_BYTES) * _CLASS_BYTES
+        with self._lock:
+            free = self._free[size]
+            if free:
+                self._bytes -= size
+                return free.pop()
+        return np.empty(size, np.uint8)
+
+    def _put(self, memory: NDArray[np.uint8]) -> None:
+        with self._lock:
+            if self._bytes + memory.nbytes <= MOST_BYTES:
+                self._free[memory.nbytes].append(memory)
+                self._bytes += memory.nbytes
+
     def give_back(self, copies: Iterable[Any]) -> None:
         """Take the memory of copies that nobody looks at any more; anything else is passed over."""
-        with self._lock:
-            for copied in copies:
-                memory = getattr(copied, "base", None)
-                if not isinstance(memory, np.ndarray) or memory.dtype != np.uint8 or memory.nbytes % _CLASS_BYTES:
-                    continue
-                if self._bytes + memory.nbytes <= MOST_BYTES:
-                    self._free[memory.nbytes].append(memory)
-                    self._bytes += memory.nbytes
+        for copied in copies:
+            memory = getattr(copied, "base", None)
+            if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.nbytes % _CLASS_BYTES == 0:
+                self._put(memory)

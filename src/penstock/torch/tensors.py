@@ -68,10 +68,7 @@ class _Converter:
         if not self._always <= batch.keys():
             check_names(self._always, batch, owner=self._owner)
         for name, values in batch.items():
-            if type(values) is np.ndarray and values.dtype in _SHARED and values.flags.carray:  # nearly every column
-                out[name], valid = torch.from_numpy(values), None
-            else:
-                out[name], valid = _column(name, values)
+            out[name], valid = _quick_column(name, values)
             if valid is not None or name in self._always:
                 masks[name + VALID] = self._mask(name, out[name], valid)
             elif not self._anywhere and isinstance(out[name], list) and has_null(values):
@@ -101,6 +98,16 @@ def _null(name: str) -> SchemaError:
         f"column {name!r} has a null in this batch, and nulls= does not allow it; use nulls='mask' (a bool column "
         f"{name + VALID!r} beside it), nulls=[{name!r}], fill it in transform=, or filter such rows out with filters="
     )
+
+
+def _quick_column(name: str, values: Any) -> tuple[Any, Any]:
+    """Return what `_column` does; nearly every column is handed over without a closer look."""
+    if type(values) is np.ndarray and values.dtype in _SHARED and values.flags.carray:
+        try:
+            return torch.from_numpy(values), None
+        except ValueError:  # a single value counts as in order, whatever its strides are
+            return _column(name, values)
+    return _column(name, values)
 
 
 def _column(name: str, values: Any) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ It starts the run with its first batch, and ends it when it is dropped, supersed
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from penstock.engine.run import Run, finalize, now
@@ -36,6 +37,7 @@ class Pass:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._run: Run | None = None
+        self._starting = threading.Lock()
         self._finalizer: Any = None
         self._over = False
         """Whether the last batch is out: from there on it just ends, whatever becomes of the loader."""
@@ -92,10 +94,12 @@ class Pass:
         raise LoaderClosed(ENDED)
 
     def _begin(self) -> Run:
-        run = self._loader._make_run()
-        self._finalizer = finalize(self, run)
-        self._run = run
-        return run
+        with self._starting:  # several threads may ask for the first batch: they share one run
+            if self._run is None:
+                run = self._loader._make_run()
+                self._finalizer = finalize(self, run)
+                self._run = run
+            return self._run
 
     def num_waiting(self) -> int:
         """Return how many batches are made and wait."""

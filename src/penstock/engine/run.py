@@ -108,6 +108,7 @@ class Run:
         self._cond = threading.Condition(self._lock)
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
         self._stopped = False
         self._over = False
         """Whether the last batch is out."""
@@ -172,7 +173,9 @@ class Run:
     def _wait(self) -> bool:
         """Wait until something is ready; False at the end of the run, for every thread that asks."""
         if not self._threads and self._limits.workers and not self._stopped and not self._over:
-            self._start()
+            with self._starting:  # two consumers must not start two sets of them
+                if not self._threads and not self._stopped and not self._over:
+                    self._start()
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
             self._waiting = True
             if not self._running:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from penstock.codecs.narrowing import keeps
 from penstock.codecs.times import in_unit
 from penstock.errors import SchemaError
 
@@ -112,7 +113,7 @@ def _numbers(kind: Kind, values: NDArray[Any]) -> NDArray[Any]:
     try:
         with np.errstate(over="ignore"):
             found = values.astype(kind.dtype, casting="unsafe" if values.dtype == OBJECT else "same_kind", copy=False)
-        fits = found is values or _keeps(values, found)
+        fits = found is values or keeps(values, found)
     except OverflowError:
         fits = False
     except (TypeError, ValueError):
@@ -125,18 +126,6 @@ def _numbers(kind: Kind, values: NDArray[Any]) -> NDArray[Any]:
             f"{values.max()}; say a wider dtype by edit_fields= of a TransformSpec"
         )
     return found
-
-
-def _keeps(values: NDArray[Any], found: NDArray[Any]) -> bool:
-    """Tell whether no number has become another one; floats may be rounded."""
-    if not values.size or values.dtype.kind == "b":
-        return True
-    if found.dtype.kind in "iu":
-        limits = np.iinfo(found.dtype)
-        return bool(limits.min <= int(values.min()) and int(values.max()) <= limits.max)
-    if found.dtype.kind in "fc" and values.dtype != OBJECT:
-        return bool((np.isinf(found) <= np.isinf(values)).all())
-    return True
 
 
 def _stacked(kind: Kind, values: Sequence[Any]) -> NDArray[Any]:

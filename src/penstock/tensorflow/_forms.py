@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from penstock.codecs.arrow_fixed import fill_value
 from penstock.codecs.arrow_kinds import Fixed, form_of, natural_kind
+from penstock.codecs.narrowing import keeps
 from penstock.errors import PlanError, SchemaError, TransformError, UnsupportedType
 
 if TYPE_CHECKING:
@@ -182,23 +183,13 @@ def _numbers(form: Form, values: NDArray[Any]) -> NDArray[Any]:
         _differs(form, values)
     with np.errstate(over="ignore"):
         cast_to = values.astype(form.dtype)
-    if not _keeps(values, cast_to):
+    if not keeps(values, cast_to):
         raise SchemaError(
             f"column {form.name!r} has {values.dtype} values from {values.min()} to {values.max()} that do not fit "
             f"{form.dtype}, which {'element_spec' if form.said else 'edit_fields'} says; say a wider dtype there, or "
             "change the values in the transform"
         )
     return cast_to
-
-
-def _keeps(values: NDArray[Any], cast_to: NDArray[Any]) -> bool:
-    """Tell whether no number has become another one; floats may be rounded."""
-    if not values.size or values.dtype.kind == "b":
-        return True
-    if cast_to.dtype.kind in "iu":
-        limits = np.iinfo(cast_to.dtype)
-        return bool(limits.min <= int(values.min()) and int(values.max()) <= limits.max)
-    return cast_to.dtype.kind not in "fc" or bool((np.isinf(cast_to) <= np.isinf(values)).all())
 
 
 def _nanoseconds(form: Form, values: NDArray[Any]) -> NDArray[np.int64]:

@@ -1,10 +1,12 @@
 """`penstock.write` against the least work by hand, in pairs, as a Markdown table.
 
-Two workloads, each in a process of its own, the first of a pair changing places, the ratio the median of the pairs.
-Both sides write or encode one row before the clock starts, so that imports do not count.
+Each side runs in a process of its own, the first of a pair changing places, the ratio the median of the pairs. Both
+sides write or encode one row before the clock starts, so that imports do not count.
 
 - **jpeg**: colour images of 256x256, encoded as JPEG of quality 90. The limit is the encoder's own rate on as many
-  threads as there are cores: nothing is collected, nothing is written.
+  threads as there are cores: nothing is collected, nothing is written. Given as a generator of rows, whose arrays may
+  be used again and are copied; as a list of rows; and as a dict of columns.
+- **jpeg-file**: the generator once more; the limit encodes the same way and writes a Parquet file, by hand.
 - **table**: 40 columns of numbers. The limit is `pyarrow.parquet.write_table` with its defaults, of the same table to
   the same disk. Given as an Arrow table, and as a dict of arrays.
 
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 IMAGES = 6000
 TABLE_ROWS = 1_000_000
 QUALITY = 90
+GROUP = 600
+"""Images of a row group of about 16 MiB."""
 SCHEMA = penstock.Unischema(
     "Images",
     [
@@ -72,25 +76,79 @@ def table() -> pa.Table:
 
 
 def jpeg_ours(folder: Path, threads: int) -> tuple[int, float]:
-    """Write the images as rows."""
+    """Write the images as rows that come one by one."""
     images = pictures()
-    penstock.write([{"id": 0, "image": images[0]}], folder, SCHEMA)  # imports what both sides need
-    rows = ({"id": i, "image": images[i % 64]} for i in range(IMAGES))
-    return IMAGES, timed(lambda: penstock.write(rows, folder, SCHEMA, overwrite=True, workers=threads))
+    return _write_images(({"id": i, "image": images[i % 64]} for i in range(IMAGES)), folder, threads)
+
+
+def jpeg_list_ours(folder: Path, threads: int) -> tuple[int, float]:
+    """Write the images as a list of rows."""
+    images = pictures()
+    return _write_images([{"id": i, "image": images[i % 64]} for i in range(IMAGES)], folder, threads)
+
+
+def jpeg_columns_ours(folder: Path, threads: int) -> tuple[int, float]:
+    """Write the images as a column."""
+    images = pictures()
+    columns = {"id": np.arange(IMAGES), "image": [images[i % 64] for i in range(IMAGES)]}
+    return _write_images(columns, folder, threads)
+
+
+def _write_images(data: Any, folder: Path, threads: int) -> tuple[int, float]:
+    blank = np.zeros((256, 256, 3), np.uint8)
+    penstock.write([{"id": 0, "image": blank}], folder, SCHEMA)  # imports what both sides need
+    return IMAGES, timed(lambda: penstock.write(data, folder, SCHEMA, overwrite=True, workers=threads))
 
 
 def jpeg_limit(_folder: Path, threads: int) -> tuple[int, float]:
     """Encode the images, and forget them."""
-    import simplejpeg
+    encode, images = encoder(), pictures()
 
-    images = pictures()
-
-    def encode(start: int) -> None:
+    def work(start: int) -> None:
         for i in range(start, IMAGES, threads):
-            simplejpeg.encode_jpeg(images[i % 64], QUALITY, "RGB", "420", False)
+            encode(images[i % 64])
 
     with ThreadPoolExecutor(threads) as pool:
-        return IMAGES, timed(lambda: list(pool.map(encode, range(threads))))
+        return IMAGES, timed(lambda: list(pool.map(work, range(threads))))
+
+
+def jpeg_file_limit(folder: Path, threads: int) -> tuple[int, float]:
+    """Encode the images, and write each row group while the next is being encoded."""
+    encode, images = encoder(), pictures()
+    schema = pa.schema([("id", pa.int64()), ("image", pa.binary())])
+    folder.mkdir(parents=True)
+
+    def work(share: tuple[range, list[Any], int]) -> None:
+        ids, cells, offset = share
+        for i in range(offset, len(ids), threads):
+            cells[i] = encode(images[ids[i] % 64])
+
+    def encode_all() -> None:
+        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        with (
+            pq.ParquetWriter(folder / "images.parquet", schema, **options) as writer,
+            ThreadPoolExecutor(threads) as pool,
+            ThreadPoolExecutor(1) as storer,
+        ):
+            for start in range(0, IMAGES, GROUP):
+                ids = range(start, min(start + GROUP, IMAGES))
+                cells: list[Any] = [None] * len(ids)
+                list(pool.map(work, [(ids, cells, offset) for offset in range(threads)]))
+                storer.submit(lambda table: writer.write_table(pa.table(table, schema=schema)), [ids, cells])
+
+    pa.array(np.arange(2))  # looks for pandas
+    return IMAGES, timed(encode_all)
+
+
+def encoder() -> Callable[[Any], bytes]:
+    """Return what makes a JPEG of an image, imported and tried."""
+    import simplejpeg
+
+    def encode(image: Any) -> bytes:
+        return simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420", False)  # type: ignore[no-any-return]
+
+    encode(np.zeros((256, 256, 3), np.uint8))
+    return encode
 
 
 def table_ours(folder: Path, threads: int) -> tuple[int, float]:
@@ -124,7 +182,10 @@ def timed(work: Callable[[], Any]) -> float:
 
 Work = tuple[str, "Callable[[Path, int], tuple[int, float]]", "Callable[[Path, int], tuple[int, float]]", float]
 WORKLOADS: dict[str, Work] = {
-    "jpeg": (f"{IMAGES:,} images of 256x256 as JPEG, from rows", jpeg_ours, jpeg_limit, 0.8),
+    "jpeg": (f"{IMAGES:,} images of 256x256 as JPEG, rows of a generator", jpeg_ours, jpeg_limit, 0.8),
+    "jpeg-list": (f"{IMAGES:,} images of 256x256 as JPEG, a list of rows", jpeg_list_ours, jpeg_limit, 0.8),
+    "jpeg-columns": (f"{IMAGES:,} images of 256x256 as JPEG, columns", jpeg_columns_ours, jpeg_limit, 0.8),
+    "jpeg-file": (f"{IMAGES:,} images as JPEG, a generator, against Parquet by hand", jpeg_ours, jpeg_file_limit, 0.8),
     "table": (f"{TABLE_ROWS:,} rows of 40 numbers, an Arrow table", table_ours, table_limit, 0.8),
     "arrays": (f"{TABLE_ROWS:,} rows of 40 numbers, a dict of arrays", arrays_ours, table_limit, 0.8),
 }

@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,26 @@ def test_nothing_is_there_before_the_end(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="after the `with` block"):
             _ = writer.written
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+@pytest.mark.parametrize("form", ["rows", "generator", "columns"])
+def test_the_callers_thread_encodes_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    encoded: Counter[str] = Counter()
+
+    def encode(_codec: Any, _field: Any, _value: Any) -> bytes:
+        encoded[threading.current_thread().name] += 1
+        time.sleep(0.002)  # like a library that lets others run meanwhile
+        return b"image"
+
+    monkeypatch.setattr(CompressedImageCodec, "encode", encode)
+    schema = Unischema("Large", [UnischemaField("image", np.uint8, (1024, 1024), CompressedImageCodec("png"), False)])
+    images = [np.zeros((1024, 1024), np.uint8)] * 96
+    rows = [{"image": image} for image in images]
+    data = {"rows": rows, "generator": iter(rows), "columns": {"image": images}}[form]
+    penstock.write(data, tmp_path / "d", schema, workers=2, row_group_bytes=2 << 20)
+    assert encoded.total() == 96
+    assert len(encoded) == 2
+    assert encoded[threading.current_thread().name] >= 24
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])

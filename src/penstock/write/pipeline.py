@@ -3,7 +3,8 @@
 `writer` hands over works; `Pipeline` encodes them in a pool (codecs release the GIL where it matters) and one more
 thread gives the batches to `files` in the order of the works. Cases: success: `drain` returns when all are stored; an
 error in a codec or on the disk: nothing that follows is stored, and it is raised by the next call; `close`: works that
-have not begun are dropped, running ones end first. No thread outlives `close`. Whoever waits for the end encodes, too.
+have not begun are dropped, running ones end first. No thread outlives `close`. Whoever would have to wait, for room or
+for the end, encodes meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Pipeline:
         self._error: BaseException | None = None
 
     def submit(self, work: Work) -> None:
-        """Take the next work; waits while too many are under way."""
+        """Take the next work; while too many are under way, encodes some of them here."""
         self._raise()
         encoded: Future[pa.RecordBatch] = Future()
         self._waiting.append((encoded, work))
@@ -50,7 +51,7 @@ class Pipeline:
         self._running.append((self._storer.submit(self._finish, encoded), work.num_bytes))
         self._bytes += work.num_bytes
         while len(self._running) > self._most or (self._bytes > AHEAD_BYTES and len(self._running) > 1):
-            self._wait_one()
+            self._help_or_wait()
 
     def is_busy(self) -> bool:
         """Tell whether every thread has work, and one more waits: the caller had better encode itself than wait."""
@@ -99,6 +100,13 @@ class Pipeline:
             self._store(encoded.result())
         except BaseException as error:  # noqa: BLE001 - handed to the caller, in whose thread it is raised
             self._error = error
+
+    def _help_or_wait(self) -> None:
+        """Encode a work that nobody has begun; where there is none, return when the oldest is stored."""
+        if self._helps and self._waiting and not self._running[0][0].done():
+            self._encode_next()
+        else:
+            self._wait_one()
 
     def _wait_one(self) -> None:
         future, size = self._running.popleft()

@@ -1,10 +1,12 @@
 """Sources become one ordered list of files, whatever else lies beside them."""
 
+import os
+
 import fsspec
 import pytest
 
 from penstock.dataset.discover import find_files, root_folder
-from penstock.errors import DatasetNotFound
+from penstock.errors import DatasetIncomplete, DatasetNotFound
 from tests.dataset.make import ids, write
 
 
@@ -70,6 +72,21 @@ def test_hidden_and_foreign_files_lie_in_peace(root):
         (root / name).write_bytes(b"" if name == "empty" else b"text, not Parquet")
     assert relatives(root) == ["a.parquet", "b.parquet", "k=1/c.parquet", "k=2/c.parquet"]
     assert relatives(f"{root}/*") == ["a.parquet", "b.parquet", "k=1/c.parquet", "k=2/c.parquet"]
+
+
+def test_files_of_an_append_that_died_while_it_committed_do_not_open(root):
+    (root / "_temporary" / "0" / "task_1").mkdir(parents=True)
+    (root / "_SUCCESS").touch()
+    now = (root / "_SUCCESS").stat().st_mtime_ns
+    assert len(relatives(root)) == 4  # an append that has moved nothing yet
+    write(root / "k=1" / "part-00000.parquet", ids(0, 3))
+    os.utime(root / "k=1" / "part-00000.parquet", ns=(now + 10**9, now + 10**9))
+    with pytest.raises(DatasetIncomplete, match=r"newer than _SUCCESS \(k=1/part-00000.parquet, 1 in all"):
+        relatives(root)
+    (root / "_temporary" / "0" / "task_1").rmdir()
+    (root / "_temporary" / "0").rmdir()
+    (root / "_temporary").rmdir()
+    assert len(relatives(root)) == 5
 
 
 def test_parquet_of_any_name_is_found_by_its_magic(root):

@@ -101,7 +101,7 @@ class _Finder:
         top = root_folder(path)
         if top != path or any(name == MARKER for name, _ in entries):
             refuse_marked(fs, top)
-        refuse_spark(fs, path, (name for name, _ in entries if name.startswith("_")))
+        refuse_spark(fs, path, (name for name, _ in entries))
         root = Root(fs, path, side) if top == path else self.root(fs, top)
         prefix = path.removeprefix(top).lstrip("/")
         for name, size in entries:

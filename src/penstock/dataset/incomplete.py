@@ -104,19 +104,34 @@ def refuse_marked(fs: FileSystem, path: str) -> None:
 
 
 def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
-    """Raise DatasetIncomplete if a folder is that of a Spark job that runs, or died while it committed.
+    """Raise DatasetIncomplete if a folder is that of a Spark job that died while it committed, or is about to.
 
-    Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last. `names` are those of
-    the files in it; local listings do not enter hidden folders, so there it is asked for, which costs one look.
+    Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last. One from before is
+    that of an earlier job, and files that are newer belong to a job that appends. `names` are those of the files in the
+    folder; local listings do not enter hidden folders, so there it is asked for, which costs one look.
     """
-    found = set(names)
-    if "_SUCCESS" in found:
-        return
+    found = list(names)
     temporary = any(name.startswith("_temporary/") for name in found)
     if isinstance(fs, LocalFileSystem):
         temporary = fs.get_file_info(posixpath.join(path, "_temporary")).type == FileType.Directory
-    if temporary:
-        raise _by_spark(path, "delete _temporary and what lies beside it, and run the job again", "_temporary is there")
+    if not temporary:
+        return
+    cure = "delete _temporary and what lies beside it"
+    if "_SUCCESS" in found:
+        newer = _newer(fs, path, [name for name in found if posixpath.basename(name).startswith("part-")])
+        if not newer:
+            return
+        cure = f"delete _temporary and its files that are newer than _SUCCESS ({newer[0]}, {len(newer)} in all)"
+    raise _by_spark(path, f"{cure}, and run the job again", "_temporary is there")
+
+
+def _newer(fs: FileSystem, path: str, names: list[str]) -> list[str]:
+    """Return the files that were written after the last Spark job in a folder had ended."""
+    ended = fs.get_file_info(posixpath.join(path, "_SUCCESS")).mtime_ns
+    if ended is None:
+        return []
+    infos = fs.get_file_info([posixpath.join(path, name) for name in names])
+    return [name for name, info in zip(names, infos, strict=True) if (info.mtime_ns or 0) > ended]
 
 
 def _by_spark(path: str, cure: str, why: str = "it raised an error") -> DatasetIncomplete:

@@ -49,6 +49,22 @@ def test_parents_are_made_and_urls_work(tmp_path: Path) -> None:
     assert read(tmp_path / "a b" / "c" / "d") == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("there", ["nothing", "folder", "dataset"])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, there: str) -> None:
+    disk, link = tmp_path / "disk" / "d", tmp_path / "d"
+    disk.parent.mkdir()
+    link.symlink_to(disk)
+    if there == "folder":
+        disk.mkdir()
+    if there == "dataset":
+        write(ids(0, 3), disk, SCHEMA)
+    write(ids(0, 5), link, SCHEMA, overwrite=there == "dataset")
+    assert link.is_symlink()
+    assert read(disk) == [0, 1, 2, 3, 4]
+    assert names(tmp_path / "disk") == ["d"]
+    assert names(tmp_path) == ["d", "disk"]
+
+
 def test_the_target_is_not_there_while_it_is_written(tmp_path: Path) -> None:
     seen = []
 

@@ -108,7 +108,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         _check_columns(df.columns, layout)
     facts = facts_of(layout, overwrite=overwrite)
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
-    stage = choose(Place(fs, path.rstrip("/") or path), options)
+    stage = choose(Place.at(fs, path), options)
     journal = Journal(fs, posixpath.join(stage.journal, ALONE), stage.data)
     gate = Gate(posixpath.join(journal.folder, BEGIN), os.urandom(4).hex())
     lock = Lock(fs, journal.folder)

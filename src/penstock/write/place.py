@@ -54,6 +54,14 @@ class Place:
     path: str
     """Without a slash at the end."""
 
+    @classmethod
+    def at(cls, fs: FileSystem, path: str) -> Place:
+        """Return the place that a path means: where it is a link, that which it leads to."""
+        path = path.rstrip("/") or path
+        if isinstance(fs, LocalFileSystem) and os.path.islink(path):
+            path = os.path.realpath(path).replace(os.sep, "/")
+        return cls(fs, path)
+
     @property
     def marker(self) -> str:
         """The file that says that the target is not complete."""

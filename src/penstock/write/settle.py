@@ -96,7 +96,7 @@ def discard_idle(stages: Sequence[Stage]) -> None:
 
 def _place(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, filesystem: Any) -> Place:
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
-    return Place(fs, path.rstrip("/") or path)
+    return Place.at(fs, path)
 
 
 def _shared(place: Place) -> Stage:

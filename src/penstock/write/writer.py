@@ -101,7 +101,7 @@ class Writer:
         self._url, self._schema = str(url), schema
         layout = None if schema is None else schema_layout(schema, names)
         fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
-        self._stage = choose(Place(fs, path.rstrip("/") or path), self._options)
+        self._stage = choose(Place.at(fs, path), self._options)
         own = posixpath.join(self._stage.journal, ALONE if part is None else f"{part:06d}")
         self._lock = Lock(fs, own)
         self._journal = Journal(fs, own, self._stage.data)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyspark")
+pyspark = pytest.importorskip("pyspark")
 
 
 def test_what_works_over_connect_and_what_does_not(tmp_path):
+    if pyspark.__version__.startswith("3."):
+        pytest.skip("pyspark 3.5 has no Connect server in its wheel")
     pytest.importorskip("grpc", reason="Spark Connect needs grpcio")
     pytest.importorskip("grpc_status", reason="Spark Connect needs grpcio-status")
     script = Path(__file__).with_name("connect_session.py")

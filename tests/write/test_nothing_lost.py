@@ -1,7 +1,6 @@
 """Whatever writers do to a target, rows that are safe, files of others and datasets that are whole stay as they are."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.codecs import ScalarCodec
 from penstock.errors import DatasetExists, DatasetIncomplete, StateMismatch
-from penstock.schema.unischema import Unischema, UnischemaField
-
-IDS = Unischema("Ids", [UnischemaField("id", np.int64, (), ScalarCodec(), False)])
-
-
-@pytest.fixture(params=["folder", "store"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "folder":
-        yield str(tmp_path / "d")
-        return
-    name = f"lost-{abs(hash(str(tmp_path)))}"
-    yield f"memory://{name}/d"
-    memory = fsspec.filesystem("memory")
-    if memory.exists(f"/{name}"):
-        memory.rm(f"/{name}", recursive=True)
-
-
-def rows(start: int, stop: int) -> Iterator[dict[str, Any]]:
-    return ({"id": i} for i in range(start, stop))
-
-
-def ids(url: Any) -> list[int]:
-    dataset = penstock.open(url)
-    return [int(i) for i in dataset.take(np.arange(len(dataset)))["id"]]
+from tests.write.ids import IDS, ids, rows
 
 
 def interrupted(url: str, count: int, **options: Any) -> None:

@@ -14,31 +14,14 @@ import penstock
 from penstock.codecs import ScalarCodec
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, SchemaError, StateMismatch
 from penstock.schema.unischema import Unischema, UnischemaField
+from tests.write.ids import IDS, ids
 
-IDS = Unischema("Ids", [UnischemaField("id", np.int64, (), ScalarCodec(), False)])
 OTHER = Unischema("Ids", [UnischemaField("id", np.int32, (), ScalarCodec(), False)])
-
-
-@pytest.fixture(params=["folder", "store"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    if request.param == "folder":
-        yield str(tmp_path / "d")
-        return
-    name = f"parts-{abs(hash(str(tmp_path)))}"
-    yield f"memory://{name}/d"
-    memory = fsspec.filesystem("memory")
-    if memory.exists(f"/{name}"):
-        memory.rm(f"/{name}", recursive=True)
 
 
 def part(url: str, number: int, count: int = 10, **options: Any) -> None:
     with penstock.Writer(url, IDS, part=number, **options) as writer:
         writer.extend({"id": np.arange(100 * number, 100 * number + count)})
-
-
-def ids(url: str) -> list[int]:
-    dataset = penstock.open(url)
-    return [int(i) for i in dataset.take(np.arange(len(dataset)))["id"]]
 
 
 def test_parts_become_one_dataset_in_their_order(url: str) -> None:

@@ -23,29 +23,7 @@ from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.testing import RecordingFileSystem
 from penstock.write import files as files_module
 from tests.depth import depth
-
-IDS = Unischema("Ids", [UnischemaField("id", np.int64, (), ScalarCodec(), False)])
-
-
-@pytest.fixture(params=["folder", "store"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "folder":
-        yield str(tmp_path / "d")
-        return
-    name = f"resume-{abs(hash(str(tmp_path)))}"
-    yield f"memory://{name}/d"
-    memory = fsspec.filesystem("memory")
-    if memory.exists(f"/{name}"):
-        memory.rm(f"/{name}", recursive=True)
-
-
-def rows(start: int, stop: int) -> Iterator[dict[str, Any]]:
-    return ({"id": i} for i in range(start, stop))
-
-
-def ids(url: str) -> list[int]:
-    dataset = penstock.open(url)
-    return [int(i) for i in dataset.take(np.arange(len(dataset)))["id"]]
+from tests.write.ids import IDS, ids, rows
 
 
 def fail_after(url: str, count: int, **options: Any) -> None:

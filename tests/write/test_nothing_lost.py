@@ -11,7 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.errors import DatasetExists, DatasetIncomplete, StateMismatch
+from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
+from penstock.write import place as place_module
+from penstock.write import stage as stage_module
+from penstock.write.stage import Stage
 from tests.write.ids import IDS, ids, rows
 
 
@@ -169,3 +172,60 @@ def test_discard_brings_an_old_dataset_back_that_waited_between_two_renames(tmp_
     (tmp_path / "d").rename(hidden / "data.old")  # and here the process died
     penstock.discard(tmp_path / "d")
     assert ids(tmp_path / "d") == [*range(5)]
+
+
+@pytest.mark.parametrize("way", ["exchange", "two renames"])
+@pytest.mark.parametrize("num_old", [0, 3, 50])
+def test_a_commit_cut_short_when_the_dataset_was_there_is_not_undone_by_the_next(
+    url: str, num_old: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if num_old:
+        penstock.write(rows(1000, 1000 + num_old), url, IDS)
+    if way == "two renames":
+        monkeypatch.setattr(place_module, "exchange", lambda *_: False)
+    for part in range(2):
+        penstock.write(rows(10 * part, 10 * part + 10), url, IDS, part=part, overwrite=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "_forget", killed)
+        if num_old or "://" not in url:  # a new target on a store has no folder of its own
+            with pytest.raises(KeyboardInterrupt):
+                penstock.commit(url)
+    assert penstock.commit(url, parts=2).rows == 20
+    assert ids(url) == list(range(20))
+    with pytest.raises(DatasetNotFound, match="complete"):
+        penstock.commit(url)
+
+
+def test_a_commit_cut_short_while_it_tidied_up_is_over(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    penstock.write(rows(1000, 1003), url, IDS)
+    for part in range(2):
+        penstock.write(rows(10 * part, 10 * part + 10), url, IDS, part=part, overwrite=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_module, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            penstock.commit(url)
+    assert ids(url) == list(range(20))
+    penstock.write(rows(0, 5), url, IDS, part=0, overwrite=True)
+    assert penstock.commit(url, parts=1).rows == 5
+    assert ids(url) == list(range(5))
+    if "://" not in url:
+        assert [path.name for path in Path(url).parent.iterdir()] == ["d"]
+
+
+@pytest.mark.parametrize("num_old", [3, 50])
+def test_a_resumed_write_that_replaces_does_not_bring_the_old_rows_back(
+    url: str, num_old: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    penstock.write(rows(1000, 1000 + num_old), url, IDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "_forget", killed)
+        with pytest.raises(KeyboardInterrupt):
+            penstock.write(rows(0, 20), url, IDS, overwrite=True, resume=True)
+    assert ids(url) == list(range(20))
+    assert penstock.write(rows(0, 20), url, IDS, overwrite=True, resume=True).rows == 20
+    assert ids(url) == list(range(20))
+    assert penstock.discard(url) == 0
+
+
+def killed(*_: Any) -> None:
+    raise KeyboardInterrupt

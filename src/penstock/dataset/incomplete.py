@@ -43,13 +43,13 @@ def hidden_name(name: str, token: str) -> str:
     return f".{name}.{token}.writing"
 
 
-def hidden_folders(fs: FileSystem, path: str) -> list[str]:
-    """Return the hidden folders beside `path` in which it is or was being written, oldest name first.
+def hidden_folders(fs: FileSystem, path: str, ending: str = "writing") -> list[str]:
+    """Return the hidden folders beside `path` in which it is or was being written, or that end otherwise, by name.
 
     Costs one listing of the folder above; none that can be listed gives none.
     """
     parent, name = posixpath.split(path)
-    form = re.compile(re.escape(f".{name}.") + rf"([0-9a-f]{{12}}|{SHARED})\.writing")
+    form = re.compile(re.escape(f".{name}.") + rf"([0-9a-f]{{12}}|{SHARED})\.{ending}")
     try:
         found = fs.get_file_info(FileSelector(parent))
     except _CANNOT:

@@ -126,7 +126,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         raise
     lock.give_back()
     try:
-        stage.show(overwrite=overwrite)
+        stage.show(overwrite=overwrite, files=files)
     except DatasetExists:  # nothing was moved yet; after that the files are the target's, and must not be removed
         _clear(stage, gate)
         raise

@@ -9,20 +9,19 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.incomplete import ALONE, writers
+from penstock.dataset.incomplete import ALONE, SHARED, writers
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
 from penstock.storage.filesystem import resolve
+from penstock.write.files import Written
 from penstock.write.finish import finish, same_layout
 from penstock.write.journal import Journal
 from penstock.write.place import Place
-from penstock.write.stage import Stage, is_idle, unfinished
+from penstock.write.stage import Stage, forget_shown, is_idle, unfinished
 from penstock.write.writer import summary
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
-
-    from penstock.write.files import Written
 
 
 def commit(
@@ -51,6 +50,9 @@ def commit(
         StateMismatch: the parts have different schemas, or there are more than `parts`.
     """
     place = _place(url, storage_options, filesystem)
+    shown = forget_shown(place).get(place.hidden(SHARED))
+    if shown is not None:  # an earlier call was cut short when the dataset was there
+        return Written(str(url), **shown)
     stage = _shared(place)
     journals = _journals(stage)
     for journal in journals.values():
@@ -62,7 +64,7 @@ def commit(
     stage.check()
     files = finish(stage, all_facts[0], [file for journal in journals.values() for file in journal.files])
     stage.keep_only({file.path for file in files})
-    stage.show(overwrite=any(facts["overwrite"] for facts in all_facts))
+    stage.show(overwrite=any(facts["overwrite"] for facts in all_facts), files=files)
     return summary(str(url), files)
 
 
@@ -78,6 +80,7 @@ def discard(
         DatasetExists: a process of this machine is still writing it. (On a store nobody can tell: make sure.)
     """
     place = _place(url, storage_options, filesystem)
+    forget_shown(place)
     found = unfinished(place)
     for stage in found:
         for folder in writers(place.fs, stage.journal):

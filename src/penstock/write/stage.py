@@ -6,6 +6,7 @@ left, and shows or removes it. Cases:
 - success: the target is complete, nothing else is left;
 - an error or Ctrl-C: everything is removed, unless the writer was told to keep what is safe (`resume=True`);
 - a killed process: what was there stays; the target is as it was, or says that it is incomplete;
+- a process killed once the target had appeared: what it left, the old dataset maybe, is removed by whoever comes next;
 - two writers at once without `part=`: each has its own hidden folder, and the second to end meets the first's dataset;
   on a store the second meets the marker of the first, and where it may overwrite it the first finds the marker not to
   be its own any more, and leaves what is there alone.
@@ -13,13 +14,14 @@ left, and shows or removes it. Cases:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 from penstock.dataset.incomplete import (
     ALONE,
@@ -34,13 +36,19 @@ from penstock.dataset.incomplete import (
     writers,
 )
 from penstock.errors import DatasetExists, DatasetIncomplete
-from penstock.write.durable import Lock, put_json, remove, sync_folders
+from penstock.write.durable import CANNOT, Lock, put_json, remove, sync_folders
 from penstock.write.place import Place, can_rename
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
+    from penstock.write.journal import DoneFile
     from penstock.write.options import WriteOptions
+
+_SHOWN = "shown.json"
+"""In a hidden folder whose dataset is about to appear, or has: which folder it is, and how much is in it."""
+_GONE = "gone"
+"""What the name of a hidden folder ends with that is being removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,8 @@ class Stage:
 
     def make(self) -> None:
         """Make the folders; a target that is written itself gets its marker before anything else."""
+        if self.folder is not None:
+            remove(self.fs, f"{self.folder}/{_SHOWN}")  # of an attempt that did not come to it
         self.fs.create_dir(self.data, recursive=True)
         if self.folder is None and read_json(self.fs, self.place.marker) is None:
             put_json(self.fs, self.place.marker, {"version": 1, "state": "writing", "token": self.token})
@@ -103,7 +113,7 @@ class Stage:
             if info.type == FileType.File and relative.endswith(".parquet") and relative not in files:
                 self.fs.delete_file(info.path)
 
-    def show(self, *, overwrite: bool) -> None:
+    def show(self, *, overwrite: bool, files: Sequence[DoneFile]) -> None:
         """Make the target appear, complete; another writer may have been faster, and then DatasetExists is raised."""
         if self.folder is None:
             self.check()
@@ -112,7 +122,41 @@ class Stage:
         if read_json(self.fs, self.place.marker) is None:
             self.place.check(overwrite=overwrite)
         sync_folders(self.fs, [self.data])
+        put_json(self.fs, f"{self.folder}/{_SHOWN}", {"inode": _inode(self.fs, self.data), **numbers(files)})
         self.place.show(self.data)
+        self._forget()
+
+    def shown(self) -> dict[str, Any] | None:
+        """Return the numbers of the dataset if it has appeared already, though this folder is still there; else None.
+
+        What lies in `data` then is the old dataset, or nothing.
+        """
+        found = None if self.folder is None else read_json(self.fs, f"{self.folder}/{_SHOWN}")
+        if found is None or self.is_moving():
+            return None
+        inode = found.pop("inode")
+        if inode is not None and _inode(self.fs, self.data) == inode:
+            return None
+        if inode is None and _has_files(self.fs, self.data):
+            return None
+        return found
+
+    def _forget(self) -> None:
+        """Remove the folder when the target has appeared: in one step by a name that nobody looks for, if that can be.
+
+        On a store, what says that the target has appeared goes last.
+        """
+        if self.folder is None:
+            return
+        if can_rename(self.fs):
+            gone = self.folder.removesuffix("writing") + _GONE
+            with contextlib.suppress(*CANNOT):  # somebody else may have been faster
+                self.fs.move(self.folder, gone)
+            remove(self.fs, gone)
+        else:
+            for info in self.fs.get_file_info(FileSelector(self.folder, recursive=True, allow_not_found=True)):
+                if info.type == FileType.File and info.base_name != _SHOWN:
+                    remove(self.fs, info.path)
         remove(self.fs, self.folder)
 
     def remove_files(self, prefix: str, *, keep: Collection[str]) -> None:
@@ -140,12 +184,52 @@ class Stage:
         remove(self.fs, self.place.marker if before else self.place.path)
 
 
+def _inode(fs: Any, path: str) -> int | None:
+    """Return what tells a local folder from others, under whatever name; None elsewhere, or where there is none."""
+    if not isinstance(fs, LocalFileSystem):
+        return None
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _has_files(fs: Any, path: str) -> bool:
+    found = fs.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+    return any(info.type == FileType.File for info in found)
+
+
+def numbers(files: Sequence[DoneFile]) -> dict[str, int]:
+    """Return what `Written` says of some files."""
+    return {
+        "rows": sum(file.rows for file in files),
+        "files": len(files),
+        "row_groups": sum(file.row_groups for file in files),
+        "bytes": sum(file.bytes for file in files),
+    }
+
+
+def forget_shown(place: Place) -> dict[str, dict[str, Any]]:
+    """Remove what writers left that were killed when the target had appeared; return the folders and their numbers."""
+    found = {}
+    for folder in hidden_folders(place.fs, place.path):
+        stage = Stage(place, folder)
+        shown = stage.shown()
+        if shown is not None:
+            found[folder] = shown
+            stage._forget()
+    for folder in hidden_folders(place.fs, place.path, _GONE):
+        remove(place.fs, folder)
+    return found
+
+
 def choose(place: Place, options: WriteOptions) -> Stage:
     """Return the stage to write in, made: a new one, or one that an earlier writer or other parts have begun.
 
     Raises:
         DatasetExists: something is at the target, whole or unfinished, that may not be replaced.
     """
+    forget_shown(place)
     stage = _marked(place)
     by_spark = "cure" in (read_json(place.fs, place.marker) or {})
     if stage is not None and (by_spark or (options.part is None and not options.resume)):
@@ -154,6 +238,11 @@ def choose(place: Place, options: WriteOptions) -> Stage:
         stage.remove()
         stage = None
     if stage is None:
+        if options.resume and not options.overwrite and not place.is_free():
+            raise DatasetExists(
+                f"{place.path} exists already, and nothing is left to resume; write somewhere else, or pass "
+                "overwrite=True to replace it"
+            )
         place.check(overwrite=options.overwrite)
         if options.part is None and not options.resume and not options.overwrite:
             _refuse_losing(place)

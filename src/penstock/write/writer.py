@@ -32,7 +32,7 @@ from penstock.write.pipeline import Pipeline
 from penstock.write.place import Place
 from penstock.write.rows import Hands, RowBuffer
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
-from penstock.write.stage import choose, unfinished
+from penstock.write.stage import choose, numbers, unfinished
 
 if TYPE_CHECKING:
     import os
@@ -279,7 +279,7 @@ class Writer:
                 files = self._journal.files
             self._close()
             if self._options.part is None:
-                self._stage.show(overwrite=self._options.overwrite)
+                self._stage.show(overwrite=self._options.overwrite, files=files)
         except BaseException:
             self.abort()
             raise
@@ -337,5 +337,4 @@ class Writer:
 
 def summary(url: str, files: Sequence[DoneFile]) -> Written:
     """Return what was written, in numbers."""
-    rows, groups = sum(file.rows for file in files), sum(file.row_groups for file in files)
-    return Written(url, rows, len(files), groups, sum(file.bytes for file in files))
+    return Written(url, **numbers(files))

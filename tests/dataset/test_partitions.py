@@ -69,6 +69,9 @@ def test_constants():
         ("true", pa.bool_(), True),
         ("2024-02-01", pa.date32(), datetime.date(2024, 2, 1)),
         ("2024-02-01 10:00:00", pa.timestamp("us"), datetime.datetime(2024, 2, 1, 10)),
+        ("2024-02-01 10:00:00", pa.timestamp("us", "UTC"), datetime.datetime(2024, 2, 1, 10, tzinfo=datetime.UTC)),
+        ("2024-02-01 10:00:00+02", pa.timestamp("s", "UTC"), datetime.datetime(2024, 2, 1, 8, tzinfo=datetime.UTC)),
+        ("2024-02-01", pa.timestamp("ms", "UTC"), datetime.datetime(2024, 2, 1, tzinfo=datetime.UTC)),
         ("3.25", pa.decimal128(10, 2), Decimal("3.25")),
     ],
 )

@@ -219,6 +219,16 @@ def test_dates_without_a_codec_stay_dates():
     assert cells["v"].shape == (2,)
 
 
+@pytest.mark.parametrize(
+    ("kind", "number"), [(np.uint8, 300), (np.uint8, -1), (np.int16, np.int64(1 << 15)), (np.int64, 1 << 63)]
+)
+def test_a_number_that_its_dtype_does_not_hold_is_refused_without_a_codec_too(kind, number):
+    schema = Unischema("S", [UnischemaField("n", kind, (), None, False)])
+    assert encode_row(schema, {"n": kind(100)}) == {"n": 100}
+    with pytest.raises(SchemaError, match=rf"'n': {number} is no np\.{kind.__name__}"):
+        encode_row(schema, {"n": number})
+
+
 class Kind:
     """Spark's types, as far as schemas make them."""
 

@@ -35,7 +35,7 @@ SMALL = Unischema(
     ],
 )
 KEYS = ["parquet.block.size", "parquet.page.size", "parquet.dictionary.page.size", "parquet.summary.metadata.level"]
-KEYS += [f"parquet.{what}.size.row.check.min" for what in ("block", "row-group", "page")]
+KEYS += [f"parquet.{what}.size.row.check.{end}" for what in ("block", "row-group", "page") for end in ("min", "max")]
 
 
 def small_row(i):

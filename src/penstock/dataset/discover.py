@@ -6,7 +6,8 @@ do not say that they are Parquet.
 
 A list keeps the user's order; inside a folder the order is that of the relative paths' UTF-8 bytes. The root of a
 source is the folder itself, or for files and patterns the folder that holds them; where that is a `key=value` folder,
-the nearest one above that is not, so that partition values are known however the files were named.
+the nearest one above that is not, so that partition values are known however the files were named. A folder that has
+its own `_common_metadata` is a dataset by itself, whatever it is called.
 
 Which files of a folder or pattern count: every name that ends in .parquet, .parq or .pq; any other name if it begins
 with Parquet's magic (Hive writes `000000_0`), so that a README or a CSV lies there in peace and no Parquet vanishes.
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
 
-from penstock.dataset.incomplete import MARKER, refuse_hidden, refuse_marked, refuse_spark
+from penstock.dataset.incomplete import MARKER, refuse_block, refuse_hidden, refuse_marked, refuse_spark
 from penstock.errors import DatasetNotFound
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
 from penstock.storage.filesystem import not_found
@@ -74,6 +75,7 @@ class DataFile:
 class _Finder:
     storage_options: Mapping[str, Any] | None
     filesystem: Any
+    as_root: bool
     files: list[DataFile] = field(default_factory=list)
     roots: dict[tuple[int, str], Root] = field(default_factory=dict)
     local: LocalFileSystem = field(default_factory=LocalFileSystem)
@@ -98,10 +100,12 @@ class _Finder:
         if not entries:
             refuse_hidden(fs, path)
         side = frozenset(name for name, _ in entries if name in ("_metadata", "_common_metadata"))
-        top = root_folder(path)
+        top = path if self.as_root or "_common_metadata" in side else root_folder(path)
         if top != path or any(name == MARKER for name, _ in entries):
             refuse_marked(fs, top)
         refuse_spark(fs, path, (name for name, _ in entries))
+        if any(name == "_SUCCESS" for name, _ in entries):  # only Spark writes in blocks
+            refuse_block(fs, path, (name for name, _ in entries if not is_hidden(name)))
         root = Root(fs, path, side) if top == path else self.root(fs, top)
         prefix = path.removeprefix(top).lstrip("/")
         for name, size in entries:
@@ -143,17 +147,22 @@ def root_folder(path: str) -> str:
 
 
 def find_files(
-    sources: Source | Iterable[Source], *, storage_options: Mapping[str, Any] | None, filesystem: Any
+    sources: Source | Iterable[Source],
+    *,
+    storage_options: Mapping[str, Any] | None,
+    filesystem: Any,
+    as_root: bool = False,
 ) -> list[DataFile]:
     """Return the data files of all sources, in order; a file named twice comes twice.
 
-    Costs one listing for each folder and one look for each file named.
+    Costs one listing for each folder and one look for each file named. With `as_root` every folder is a dataset by
+    itself, also one called `key=value`.
 
     Raises:
         DatasetNotFound: a source is not there, or holds no Parquet file.
         DatasetIncomplete: a source is being written, or its writer died.
     """
-    finder = _Finder(storage_options, filesystem)
+    finder = _Finder(storage_options, filesystem, as_root)
     if not isinstance(sources, str | os.PathLike | Iterable) or isinstance(sources, bytes):
         raise TypeError(f"a source is a path or URL, or a list of them; got {sources!r}")
     listed = [sources] if isinstance(sources, str | os.PathLike) else list(sources)

@@ -54,6 +54,8 @@ class Columns:
     unischema: Unischema
     arrow_schema: pa.Schema
     partitions: dict[str, Partition]
+    declared: frozenset[str] | None
+    """Names that a schema has, given or stored; None where there is none."""
 
 
 def check_stored(schemas: Sequence[tuple[Unischema, str]], wanted: list[str] | None) -> None:
@@ -137,7 +139,9 @@ def _finish(known: Known, fields: dict[str, UnischemaField]) -> Columns:
     types = known.available | {name: partition.field for name, partition in partitions.items()}
     origin = known.given or known.stored
     name = origin._name if origin is not None else "inferred_schema"
-    return Columns(Unischema(name, list(fields.values())), pa.schema([types[field] for field in fields]), partitions)
+    declared = None if origin is None else frozenset(told)
+    unischema = Unischema(name, list(fields.values()))
+    return Columns(unischema, pa.schema([types[field] for field in fields]), partitions, declared)
 
 
 def _as_told(partition: Partition, field: UnischemaField) -> Partition:

@@ -7,13 +7,18 @@ Two forms. Where folders can be renamed, everything is in a hidden folder beside
 `.NAME.TOKEN.writing/{data,journal}`, and `data` becomes the target in one step. On stores, where renaming is copying,
 files go to the target itself, and `_penstock_writing.json` stands there until the last one is in; the journal lies in
 `_penstock_writing/`. A journal holds a folder for each writer: `begin.json`, one file for each checkpoint, `done.json`.
+
+A block in which Spark itself writes (`materialize_dataset`) leaves a note beside the target, `.NAME.block.json`, since
+Spark empties the target and refuses one that is there: which files were there, and which process will end the block.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 import re
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,6 +41,27 @@ ALONE = "alone"
 """The journal's folder of a writer that has a dataset for itself; others are called by their part."""
 BEGIN, DONE = "begin.json", "done.json"
 _CANNOT = (OSError, NotImplementedError, pa.ArrowException, ValueError)
+
+
+def note_path(path: str) -> str:
+    """Return where the note of a block lies in which Spark writes the folder `path`."""
+    parent, name = posixpath.split(path)
+    return posixpath.join(parent, f".{name}.block.json")
+
+
+def this_process() -> str:
+    """Return what tells this process from others, of this machine and others."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def refuse_block(fs: FileSystem, path: str, names: Iterable[str]) -> None:
+    """Raise DatasetIncomplete if Spark has changed the files of a folder in a block that has not ended.
+
+    The block's own process may look. `names` are those of the files, hidden ones left out. Costs one look.
+    """
+    found = read_json(fs, note_path(path))
+    if found is not None and found.get("process") != this_process() and set(names) != set(found["before"]):
+        raise _by_spark(path, str(found["cure"]), "a block of materialize_dataset has not ended")
 
 
 def hidden_name(name: str, token: str) -> str:

@@ -60,6 +60,8 @@ class ParquetSource:
     """All columns in the dataset's order, structs flattened by path, partition columns included."""
     unischema: Unischema
     """The same columns as fields: as given, as stored, or inferred."""
+    declared: frozenset[str] | None
+    """Names that a schema has, given or stored; None where all fields are inferred."""
     partitions: Mapping[str, NDArray[np.int64] | list[Any]]
     """Value per file of each partition column."""
     fingerprint: str
@@ -73,6 +75,7 @@ class ParquetSource:
         self.chunk_file, self.chunk_group, self.chunk_rows = _chunks(scan.rows)
         self.arrow_schema = columns.arrow_schema
         self.unischema = columns.unischema
+        self.declared = columns.declared
         self.partitions = MappingProxyType({name: part.values for name, part in columns.partitions.items()})
         self.fingerprint = _fingerprint(scan)
         self.skipped = list(scan.skipped)
@@ -197,12 +200,13 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     schema: Unischema | None = None,
     on_error: str = "raise",
     cache: ChunkCache | None = None,
+    as_root: bool = False,
 ) -> ParquetSource:
     """Open a dataset: list its files, read its footers, decide its columns.
 
     Costs one listing and one small read for each file, in threads; none where `_metadata` lists them all. `columns`
     (see `pick_columns`) limits what must agree and be supported, not what can be read later: the fingerprint does not
-    depend on it. Row groups are read through `cache`, footers are not.
+    depend on it. Row groups are read through `cache`, footers are not. `as_root`: see `find_files`.
 
     Raises:
         DatasetNotFound: nothing there, or no Parquet in it.
@@ -210,7 +214,8 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
         SchemaError: files that disagree, or a schema that does not fit them.
         ColumnNotFound: `columns` names one that is not there.
     """
-    scan = scan_files(find_files(sources, storage_options=storage_options, filesystem=filesystem), on_error=on_error)
+    files = find_files(sources, storage_options=storage_options, filesystem=filesystem, as_root=as_root)
+    scan = scan_files(files, on_error=on_error)
     base = _flatten(scan.schemas[0][0], scan.schemas[0][1])
     partitions = find_partitions([file.relative for file in scan.files])
     # A column that the files hold is read from them; the folder name only repeats it.

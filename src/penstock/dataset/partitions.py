@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile(r"-?[0-9]+")
+_ZONE = re.compile(r":.*(Z|[+-]\d\d(:?\d\d)?)$")
+"""A time of day with its zone."""
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -114,6 +116,8 @@ def _cast(name: str, text: str | None, arrow_type: pa.DataType) -> Any:
     if text is None:
         return None
     try:
+        if pa.types.is_timestamp(arrow_type) and arrow_type.tz and not _ZONE.search(text):  # instants, told in UTC
+            return pa.scalar(text, pa.string()).cast(pa.timestamp(arrow_type.unit)).cast(arrow_type).as_py()
         return pa.scalar(text, pa.string()).cast(arrow_type).as_py()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
         raise SchemaError(

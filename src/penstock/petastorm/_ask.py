@@ -337,7 +337,8 @@ def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]
         )
     chosen: Sequence[Any] = [fields] if isinstance(fields, str) else list(fields or ())
     if not chosen:
-        return None, list(ds.columns)
+        declared = None if asked.batched else ds._source.declared  # make_reader gives the fields of a schema only
+        return None, [name for name in ds.columns if declared is None or name in declared]
     names = list(ds.schema.create_schema_view(chosen).fields)
     if not names:
         raise RuntimeError(

@@ -275,7 +275,19 @@ def _encode(field: UnischemaField, value: Any) -> Any:
     if field.codec is not None:
         return field.codec.encode(field, value)
     keep = not isinstance(value, np.generic) or isinstance(value, np.datetime64 | np.timedelta64)
-    return value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
+    cell = value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
+    if type(cell) is int and not field.shape and not _holds(field.numpy_dtype, cell):
+        kind = _dtype_text(field.numpy_dtype)
+        raise SchemaError(f"field {field.name!r}: {cell} is no {kind}; give the field a wider dtype")
+    return cell
+
+
+def _holds(kind: Any, number: int) -> bool:
+    """Tell whether a dtype, where it is one of whole numbers, has this one."""
+    if not (isinstance(kind, type) and issubclass(kind, np.integer)):
+        return True
+    limits = np.iinfo(kind)
+    return bool(limits.min <= number <= limits.max)
 
 
 def _shape(name: str, shape: Any) -> tuple[int | None, ...]:

@@ -5,9 +5,11 @@ stores the schema with them (`dataset/store_schema.py`). Spark itself writes the
 Cases:
 
 - success: the schema is stored, and the marker of an earlier failure goes;
-- the block raises, and files were added or removed: the folder is marked, whatever Spark's `_SUCCESS` says (it may be
-  an earlier job's, or the block's work was not over), and the marker lists the files that were there before;
+- the block raises, or what was written does not fit the schema, and files were added or removed: the folder is marked,
+  whatever Spark's `_SUCCESS` says (it may be an earlier job's, or the block's work was not over), and the marker lists
+  the files that were there before;
 - the block raises, and the files are as they were: nothing is marked;
+- the driver is killed: a note beside the folder, there from the beginning of the block to its end, does the same;
 - a later block succeeds while files of the failed one are still there: it is refused, and the marker stays.
 """
 
@@ -18,17 +20,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.incomplete import MARKER, read_json
+from pyarrow.fs import FileSelector, FileType
+
+from penstock.dataset.common_metadata import read_common_metadata
+from penstock.dataset.incomplete import MARKER, note_path, read_json, this_process
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.store_schema import store_schema
+from penstock.engine.columns import columns_of
 from penstock.errors import DatasetNotFound, PenstockError, PlanError, SchemaError
+from penstock.schema.stored import find_schema
 from penstock.schema.unischema import Unischema
-from penstock.spark.session import hadoop_settings, row_group_settings
-from penstock.storage import is_hidden, resolve, walk
-from penstock.write.durable import put_json
+from penstock.spark.session import check_session, hadoop_settings, row_group_settings
+from penstock.storage import is_hidden, resolve
+from penstock.write.durable import put_json, remove
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 _AGAIN = "run the Spark job again with mode('overwrite'), in materialize_dataset(...)"
 
@@ -71,16 +78,19 @@ def materialize_dataset(  # noqa: PLR0913 - Petastorm's signature
             job there that failed.
         SchemaError: What was written does not fit the schema; no schema is stored then.
     """
+    check_session(spark)
     row_group_bytes = _checked_size(schema, row_group_size_mb)
     target = _Target(dataset_url, filesystem_factory)
-    before = target.look()
+    before = target.begin()
     try:
         with hadoop_settings(spark, row_group_settings(row_group_bytes, len(schema.fields))):
             yield
+        target.finish(schema, before, summary=use_summary_metadata)
     except BaseException:
         target.mark_failed(before)
         raise
-    target.finish(schema, before, summary=use_summary_metadata)
+    finally:
+        target.end()
 
 
 def _checked_size(schema: Any, row_group_size_mb: float | None) -> int | None:
@@ -88,7 +98,7 @@ def _checked_size(schema: Any, row_group_size_mb: float | None) -> int | None:
         raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
     if row_group_size_mb is None:
         return None
-    if not row_group_size_mb > 0:
+    if not (isinstance(row_group_size_mb, int | float) and row_group_size_mb > 0):
         raise PlanError(f"row_group_size_mb must be more than 0, or None; got {row_group_size_mb!r}")
     return max(1, int(row_group_size_mb * (1 << 20)))
 
@@ -97,12 +107,17 @@ def _checked_size(schema: Any, row_group_size_mb: float | None) -> int | None:
 class _Before:
     """What a folder held when a block began."""
 
-    files: frozenset[str] | None
-    """Relative names; None: the folder could not be asked."""
+    files: Mapping[str, tuple[int, int]] | None
+    """Relative names, with sizes and times; None: the folder could not be asked."""
     failed: bool = False
     """Whether an earlier job has failed there, and left its marker."""
     good: frozenset[str] = frozenset()
     """Files from before that job."""
+
+    @property
+    def kept(self) -> Collection[str] | None:
+        """Names of the files that belong to a whole dataset; None: nobody knows."""
+        return self.good if self.failed else self.files
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +135,25 @@ class _Target:
     def _place(self) -> tuple[Any, str]:
         return resolve(self.url, storage_options=None, filesystem=self.filesystem)
 
-    def look(self) -> _Before:
-        """Return what the folder holds; never fails, as the block may be what makes the folder reachable."""
+    def begin(self) -> _Before:
+        """Return what the folder holds, and note it beside the folder; never fails: the block may make it reachable."""
+        before = _Before(None)
         with suppress(OSError):
             fs, path = self._place()
-            files = _data_files(fs, path)
-            marker = read_json(fs, posixpath.join(path, MARKER)) if files else None
-            if marker is None:
-                return _Before(files)
-            return _Before(files, True, frozenset(marker.get("before", ())))
-        return _Before(None)
+            before = _before(fs, path)
+            note = {"cure": self._cure(before), "before": sorted(before.kept or ()), "process": this_process()}
+            fs.create_dir(posixpath.dirname(path), recursive=True)
+            put_json(fs, note_path(path), note)
+        return before
+
+    def end(self) -> None:
+        """Say that the block is over."""
+        with suppress(OSError):
+            fs, path = self._place()
+            remove(fs, note_path(path))
+
+    def _cure(self, before: _Before) -> str:
+        return f"{_AGAIN}, or remove what it added with penstock.discard(url)" if before.kept else _AGAIN
 
     def mark_failed(self, before: _Before) -> None:
         """Mark the folder as incomplete if the block has changed its files.
@@ -141,11 +165,9 @@ class _Target:
             files = _data_files(fs, path)
             if not files or files == before.files:
                 return
-            good = before.good if before.failed else before.files
-            cure = f"{_AGAIN}, or remove what it added with penstock.discard(url)" if good else _AGAIN
             # Discarding removes what is not listed: where nobody knows, all that is there is.
-            note = {"cure": cure, "before": sorted(files if good is None else good)}
-            put_json(fs, posixpath.join(path, MARKER), note)
+            kept = files if before.kept is None else before.kept
+            put_json(fs, posixpath.join(path, MARKER), {"cure": self._cure(before), "before": sorted(kept)})
 
     def finish(self, schema: Unischema, before: _Before, *, summary: bool) -> None:
         """Store the schema with the files that are there."""
@@ -160,23 +182,41 @@ class _Target:
         with suppress(OSError):
             fs.delete_file(posixpath.join(path, MARKER))  # of an earlier attempt
         try:
-            source = open_parquet(self.url, filesystem=self.filesystem, schema=schema)
+            source = open_parquet(self.url, filesystem=self.filesystem, schema=schema, as_root=True)
+            columns_of(source.unischema.fields.values(), source.arrow_schema.types)  # refuses what no reader takes
+        except SchemaError as error:
+            raise SchemaError(
+                f"what was written to {self.url} does not fit the schema: {str(error).rpartition('; ')[0]}; write the "
+                f"columns of schema.as_spark_schema(), with the rows of dict_to_spark_row, and {_AGAIN}"
+            ) from error
         except DatasetNotFound as error:
             raise PetastormMetadataGenerationError(
                 f"nothing was written to {self.url} within materialize_dataset: {error}; write the DataFrame to this "
                 "URL inside the block, e.g. df.write.mode('overwrite').parquet(url)"
             ) from error
+        known = find_schema(read_common_metadata(source._files[0].root))
+        if known is not None and known != schema and _data_files(fs, path) == before.files:
+            raise PetastormMetadataGenerationError(
+                f"nothing was written to {self.url} within materialize_dataset, and its files have another schema; use "
+                "mode('overwrite'), or petastorm-generate-metadata.py for a schema that describes these files"
+            )
         store_schema(source, schema, summary=summary)
 
     def _left_by_failed(self, fs: Any, path: str, before: _Before) -> list[str]:
         """Return files that a job has left which failed before this block, and which the block has not replaced."""
         if not before.failed or not before.files:
             return []
-        return sorted(_data_files(fs, path) & (before.files - before.good))
+        return sorted(_data_files(fs, path).keys() & (before.files.keys() - before.good))
 
 
-def _data_files(fs: Any, path: str) -> frozenset[str]:
-    """Return the relative names of the files in a folder; none where there is no folder."""
-    if fs.get_file_info(path).type.name != "Directory":
-        return frozenset()
-    return frozenset(name for name, _ in walk(fs, path) if not is_hidden(name))
+def _before(fs: Any, path: str) -> _Before:
+    files = _data_files(fs, path)
+    failed = read_json(fs, posixpath.join(path, MARKER)) or read_json(fs, note_path(path)) if files else None
+    return _Before(files) if failed is None else _Before(files, True, frozenset(failed.get("before", ())))
+
+
+def _data_files(fs: Any, path: str) -> dict[str, tuple[int, int]]:
+    """Return the relative names of the files in a folder, with sizes and times; none where there is no folder."""
+    found = fs.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+    named = {info.path[len(path) :].lstrip("/"): info for info in found if info.type == FileType.File}
+    return {name: (info.size, info.mtime_ns) for name, info in named.items() if not is_hidden(name)}

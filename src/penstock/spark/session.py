@@ -1,13 +1,16 @@
 """A Spark session as this package needs it: which kind it is, and Parquet settings that hold for one block.
 
 Stands between `materialize_dataset` and PySpark, classic (with a JVM in this process) or Connect (a server elsewhere,
-no RDDs, no Hadoop configuration). Imports PySpark nowhere: it is handed a session.
+no RDDs, no Hadoop configuration). Also checks what it is handed, and writes names of columns as Spark takes them.
+Imports PySpark nowhere: it is handed a session.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PlanError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +22,11 @@ MOST_PAGE_BYTES = 1 << 20
 """Parquet's own page size, which is right for large row groups."""
 CHECK_ROWS = 3
 """Rows after which the writer first looks at the size of a row group; its default of 100 large images is too late."""
+MOST_ROWS = 3
+"""Rows after which it looks again at the latest, since rows may grow; its default of 10,000 saves 8% of the time."""
+
+
+_OF_SESSIONS = ("conf", "createDataFrame", "read", "sql")
 
 
 def is_connect(spark: Any) -> bool:
@@ -26,12 +34,48 @@ def is_connect(spark: Any) -> bool:
     return ".connect." in f"{type(spark).__module__}."
 
 
+def check_session(spark: Any) -> None:
+    """Raise PlanError unless this is a session of Spark, classic or Connect."""
+    if not all(hasattr(type(spark), name) for name in _OF_SESSIONS):
+        more = ""
+        if type(spark).__name__ == "SparkContext":
+            more = "; the session that belongs to it is SparkSession.builder.getOrCreate()"
+        got = "None" if spark is None else type(spark).__name__
+        raise PlanError(f"wanted a SparkSession, such as SparkSession.builder.getOrCreate() gives; got {got}{more}")
+
+
+def check_columns(df: Any) -> None:
+    """Raise SchemaError where two columns of a DataFrame have one name, or names that Spark takes for one."""
+    seen: dict[str, list[str]] = {}
+    for name in df.columns:
+        others = seen.setdefault(name.lower(), [])
+        if name in others:
+            raise SchemaError(f"two columns are named {name!r}, and a Parquet file has only one; rename one of them")
+        if others and str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
+            raise SchemaError(
+                f"the columns {others[0]!r} and {name!r} differ by case only, and Spark takes them for one; rename one "
+                "of them, or set spark.sql.caseSensitive to true"
+            )
+        others.append(name)
+
+
+def quoted(name: str) -> str:
+    """Return the name of a column as Spark takes it literally: dots do not lead into structs.
+
+    >>> quoted("a.b")
+    '`a.b`'
+    """
+    return "`" + name.replace("`", "``") + "`"
+
+
 def context_of(spark: Any, wanted_for: str) -> Any:
     """Return the session's SparkContext.
 
     Raises:
         NotImplementedError: Spark Connect has none; names what to use.
+        PlanError: It is no session.
     """
+    check_session(spark)
     if is_connect(spark):
         raise NotImplementedError(
             f"{wanted_for} needs RDDs, which Spark Connect does not have; DataFrames are written by "
@@ -52,6 +96,9 @@ def row_group_settings(row_group_bytes: int | None, num_columns: int) -> dict[st
         "parquet.block.size.row.check.min": CHECK_ROWS,
         "parquet.row-group.size.row.check.min": CHECK_ROWS,
         "parquet.page.size.row.check.min": CHECK_ROWS,
+        "parquet.block.size.row.check.max": MOST_ROWS,
+        "parquet.row-group.size.row.check.max": MOST_ROWS,
+        "parquet.page.size.row.check.max": MOST_ROWS,
     }
     if row_group_bytes is not None:
         page = row_group_bytes // (PAGE_SHARE * max(num_columns, 1))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
-from penstock.dataset.incomplete import JOURNAL, MARKER, hidden_name, read_json
+from penstock.dataset.incomplete import JOURNAL, MARKER, hidden_name, note_path, read_json
 from penstock.errors import DatasetExists
 from penstock.write.durable import CANNOT, put_json, remove, sync_folders
 from penstock.write.exchange import exchange
@@ -66,6 +66,11 @@ class Place:
     def marker(self) -> str:
         """The file that says that the target is not complete."""
         return posixpath.join(self.path, MARKER)
+
+    @property
+    def note(self) -> str:
+        """The file beside the target that says that Spark writes it in a block."""
+        return note_path(self.path)
 
     def hidden(self, token: str) -> str:
         """Return the hidden folder beside the target that has this token."""

@@ -16,7 +16,7 @@ from penstock.write.files import Written
 from penstock.write.finish import finish, same_layout
 from penstock.write.journal import Journal
 from penstock.write.place import Place
-from penstock.write.stage import Stage, forget_shown, is_idle, unfinished
+from penstock.write.stage import Stage, adopt_note, forget_shown, is_idle, unfinished
 from penstock.write.writer import summary
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def discard(
     """
     place = _place(url, storage_options, filesystem)
     forget_shown(place)
+    adopt_note(place)
     found = unfinished(place)
     for stage in found:
         for folder in writers(place.fs, stage.journal):

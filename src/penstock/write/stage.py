@@ -33,6 +33,7 @@ from penstock.dataset.incomplete import (
     read_json,
     refuse_marked,
     safe_rows,
+    this_process,
     writers,
 )
 from penstock.errors import DatasetExists, DatasetIncomplete
@@ -244,6 +245,8 @@ def choose(place: Place, options: WriteOptions) -> Stage:
                 "overwrite=True to replace it"
             )
         place.check(overwrite=options.overwrite)
+        if options.overwrite:
+            remove(place.fs, place.note)
         if options.part is None and not options.resume and not options.overwrite:
             _refuse_losing(place)
         token = os.urandom(6).hex() if options.part is None else SHARED  # parts begin at the same time
@@ -321,6 +324,33 @@ def _marked(place: Place) -> Stage | None:
         return None
     folder = str(marker["from"]).rpartition("/")[0] if marker.get("from") else None
     return Stage(place, folder, str(marker.get("token", "")))
+
+
+def adopt_note(place: Place) -> None:
+    """Put the note that a block of `materialize_dataset` left, whose driver was killed, into the target as its marker.
+
+    Raises:
+        DatasetExists: the block's process, on this machine, is alive.
+    """
+    note = read_json(place.fs, place.note)
+    if note is None:
+        return
+    machine, _, process = str(note.get("process", "")).rpartition(":")
+    if machine == this_process().rpartition(":")[0] and _is_alive(int(process)):
+        raise DatasetExists(f"{place.path} is being written in a block of materialize_dataset; end that first")
+    if not place.is_free() and read_json(place.fs, place.marker) is None:
+        put_json(place.fs, place.marker, {"cure": note["cure"], "before": note["before"]})
+    remove(place.fs, place.note)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def unfinished(place: Place) -> list[Stage]:

@@ -64,7 +64,7 @@ def source_at(
 ) -> ParquetSource:
     """Return the source at a URL, read by a schema of choice; SchemaError where that does not fit the files."""
     urls = _urls(dataset_url_or_urls, filesystem)
-    return open_parquet(urls, storage_options=storage_options, filesystem=filesystem, schema=schema)
+    return open_parquet(urls, storage_options=storage_options, filesystem=filesystem, schema=schema, as_root=True)
 
 
 def stored_schema(files: list[DataFile]) -> Unischema | None:

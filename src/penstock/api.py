@@ -482,6 +482,6 @@ def _value(values: Any) -> Any:
     one = values[0]
     if one is np.ma.masked:
         return None
-    if isinstance(one, np.ma.MaskedArray):
+    if isinstance(one, np.ma.MaskedArray) and isinstance(values, np.ndarray):  # a list has None for its null rows
         return None if one.mask.all() else one
     return one

@@ -385,3 +385,10 @@ def test_null_cells_hold_the_fill_value_that_the_mask_names(tmp_path, dtype):
     below, filled = batch["x"].data[1], batch["x"].filled()[1]
     np.testing.assert_array_equal(below, filled)
     np.testing.assert_array_equal(below, np.full(2, np.nan if np.dtype(dtype).kind in "fc" else 0, dtype))
+
+
+def test_a_list_of_nulls_is_a_list_also_by_index(tmp_path):
+    lists = [[1, None], [None], [None, None], [], None]
+    pq.write_table(pa.table({"x": pa.array(lists, pa.list_(pa.int32()))}), tmp_path / "a.parquet")
+    ds = penstock.open(tmp_path)
+    assert [None if ds[i]["x"] is None else ds[i]["x"].tolist() for i in range(5)] == lists

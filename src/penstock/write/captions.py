@@ -1,12 +1,15 @@
 """What is said of the images of a folder: texts beside them, or one table that names them.
 
 Asked by `folder`. A table is `captions.csv` or `.jsonl`, or `metadata.csv` or `.jsonl`, with a column that names the
-image; a text has the image's name and ends in `.txt`. Reads those, and no image.
+image; a text has the image's name and ends in `.txt`. Values are not guessed at: a CSV holds text, and numbers only
+where they print back as they stood; a JSONL holds what JSON says. Reads those files, and no image.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,15 +18,19 @@ import pyarrow as pa
 
 from penstock.dataset.discover import threads_for
 from penstock.errors import ColumnNotFound, DatasetNotFound, SchemaError, close_names
+from penstock.schema.arrow import infer_unischema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 TABLES = ("captions.csv", "captions.jsonl", "metadata.csv", "metadata.jsonl")
 KEYS = ("file_name", "filename", "file", "image", "image_path", "path")
 """Columns that name the image; the first that is there counts."""
+TEXTS = ("caption", "text")
+"""Columns that hold text, whatever it looks like."""
+_LEAST_BLOCK, _MOST_BLOCK = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +39,6 @@ class Captions:
 
     columns: pa.Table
     rows: Mapping[str, list[int | None]]
-    is_table: bool
-    """Whether one table names the images; else texts lie beside them."""
 
 
 def find_captions(
@@ -43,36 +48,75 @@ def find_captions(
 
     Raises:
         DatasetNotFound: captions are wanted and not there.
-        SchemaError: a table names an image that is not there, or has no column that names one.
+        SchemaError: there are several tables, or one that is not in the folder itself; a table names an image that is
+            not there, has no column that names one, or holds what cannot be stored.
     """
     if wanted is False:
         return None
-    table = next((name for name in TABLES if name in names), None) if not isinstance(wanted, str) else wanted
+    if isinstance(wanted, str):
+        return _from_table(fs, root, wanted, images)
+    present = set(names)
+    texts = {name: f"{posixpath.splitext(name)[0]}.txt" for name in images}
+    texts = {name: text for name, text in texts.items() if text in present}
+    table = _the_table(root, names, texts)
     if table is not None:
         return _from_table(fs, root, table, images)
-    texts = {name: f"{posixpath.splitext(name)[0]}.txt" for name in images}
-    present = set(names)
-    found = {name: text for name, text in texts.items() if text in present}
-    if found:
-        return _from_texts(fs, root, found)
+    if texts:
+        return _from_texts(fs, root, texts)
     if wanted:
         raise DatasetNotFound(f"no captions in {root!r}: neither {', '.join(TABLES)} nor a .txt beside any image")
     return None
 
 
+def _the_table(root: str, names: Sequence[str], texts: Mapping[str, str]) -> str | None:
+    """Return the one table that there is; SchemaError where something else claims to say the captions too."""
+    tables = [name for name in TABLES if name in names]
+    if len(tables) > 1:
+        raise SchemaError(
+            f"{root!r} holds {len(tables)} tables of captions: {', '.join(tables)}; keep one, or say which counts: "
+            f"captions={tables[0]!r}"
+        )
+    below = next((name for name in names if "/" in name and posixpath.basename(name) in TABLES), None)
+    if below is not None:
+        folder, table = posixpath.split(below)
+        raise SchemaError(
+            f"the table {below!r} does not lie in {root!r} itself, where one table names all images, as in file_name "
+            f"'{folder}/0.jpg'; move it to {posixpath.join(root, table)!r}, or write that folder by itself: "
+            f"write_folder({posixpath.join(root, folder)!r}, ...), or pass captions=False"
+        )
+    if tables and texts:
+        image, text = next(iter(texts.items()))
+        raise SchemaError(
+            f"captions lie both in the table {tables[0]} and in texts beside the images ({text!r} beside {image!r}, "
+            f"{len(texts)} in all); pass captions={tables[0]!r} for the table, or move the table away for the texts"
+        )
+    return tables[0] if tables else None
+
+
 def _from_texts(fs: FileSystem, root: str, texts: Mapping[str, str]) -> Captions:
     def read(text: str) -> str:
         with fs.open_input_stream(posixpath.join(root, text)) as stream:
-            return bytes(stream.read()).decode("utf-8-sig").strip()
+            return _decoded(bytes(stream.read()), posixpath.join(root, text)).strip()
 
     with ThreadPoolExecutor(threads_for(fs)) as pool:
         said = list(pool.map(read, texts.values()))
     columns = pa.table({"caption": pa.array(said, pa.string())})
-    return Captions(columns, {name: [at] for at, name in enumerate(texts)}, is_table=False)
+    return Captions(columns, {name: [at] for at, name in enumerate(texts)})
+
+
+def _decoded(data: bytes, path: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = f"{data[error.start]:#x} at byte {error.start}"
+        raise SchemaError(f"{path}: {byte} is not UTF-8; save the file as UTF-8") from error
+
+
+# --- a table ----------------------------------------------------------------------------------------------------------
 
 
 def _from_table(fs: FileSystem, root: str, name: str, images: Sequence[str]) -> Captions:
-    table = _read_table(fs, posixpath.join(root, name))
+    table, lines = _read_table(fs, posixpath.join(root, name))
     key = next((key for key in KEYS if key in table.column_names), None)
     if key is None:
         raise ColumnNotFound(
@@ -82,30 +126,174 @@ def _from_table(fs: FileSystem, root: str, name: str, images: Sequence[str]) -> 
     known = set(images)
     rows: dict[str, list[int | None]] = {}
     for at, image in enumerate(table.column(key).to_pylist()):
-        image = str(image).replace("\\", "/").removeprefix("./")
+        if not isinstance(image, str):
+            raise SchemaError(f"{name}, line {lines[at]} of the data: {key!r} is to name an image, got {_short(image)}")
+        image = image.replace("\\", "/").removeprefix("./")
         if image not in known:
             raise SchemaError(
-                f"{name}, line {at + 1} of the data: there is no image {image!r} in {root!r}; "
+                f"{name}, line {lines[at]} of the data: there is no image {image!r} in {root!r}; "
                 f"{close_names(image, images)}"
             )
         rows.setdefault(image, []).append(at)
     columns = table.drop_columns([key]) if hasattr(table, "drop_columns") else table.drop([key])
     nullable = pa.schema([field.with_nullable(True) for field in columns.schema])
-    return Captions(columns.cast(nullable), rows, is_table=True)
+    _check_types(nullable, posixpath.join(root, name))
+    return Captions(columns.cast(nullable), rows)
 
 
-def _read_table(fs: FileSystem, path: str) -> pa.Table:
-    info = fs.get_file_info(path)
-    if not info.is_file:
+def _read_table(fs: FileSystem, path: str) -> tuple[pa.Table, Sequence[int]]:
+    """Return a table, and of each row its line, the first of the data being 1."""
+    if not fs.get_file_info(path).is_file:
         raise DatasetNotFound(f"no table of captions at {path!r}")
+    if not path.lower().endswith((".csv", ".jsonl", ".json")):
+        raise SchemaError(f"{path} is no table that can be read; give one that ends in .csv or .jsonl")
+    with fs.open_input_stream(path) as stream:
+        data = bytes(stream.read())
+    if path.lower().endswith(".csv"):
+        table = _from_csv(data, path)
+        return table, range(1, table.num_rows + 1)
+    return _from_lines(data, path)
+
+
+def _check_types(schema: pa.Schema, path: str) -> None:
+    """Refuse columns that no dataset can hold, in words about the table."""
+    for field in schema:
+        try:
+            infer_unischema(pa.schema([field]))
+        except SchemaError as error:
+            raise SchemaError(
+                f"{path}: column {field.name!r} is {field.type}, which cannot be stored; give its objects names and "
+                "values, write it as text, or leave it out"
+            ) from error
     try:
-        with fs.open_input_stream(path) as stream:
-            if path.endswith(".csv"):
-                from pyarrow import csv
+        infer_unischema(schema)
+    except SchemaError as error:
+        raise SchemaError(f"{path}: {error}") from error
 
-                return csv.read_csv(stream, parse_options=csv.ParseOptions(newlines_in_values=True))
-            from pyarrow import json
 
-            return json.read_json(stream)
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def _from_csv(data: bytes, path: str) -> pa.Table:
+    """Return a CSV as text, and as numbers the columns that hold nothing else; empty values there are null."""
+    from pyarrow import csv
+
+    block = min(max(len(data), _LEAST_BLOCK), _MOST_BLOCK)  # a row has to lie in one block
+    options = {
+        "read_options": csv.ReadOptions(block_size=block),
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+    }
+    try:
+        names = csv.open_csv(pa.BufferReader(data), **options).schema.names
+        _refuse_twice(names, path)
+        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
+        table = csv.read_csv(pa.BufferReader(data), convert_options=texts, **options)
     except pa.ArrowInvalid as error:
-        raise SchemaError(f"{path} cannot be read as a table: {error}") from error
+        _decoded(data, path)  # says where it is not UTF-8
+        raise SchemaError(f"{path} cannot be read as a table: {error}; correct it, or pass captions=False") from error
+    columns = [
+        column if name.lower() in (*TEXTS, *KEYS) else _numbers(column)
+        for name, column in zip(names, table.columns, strict=True)
+    ]
+    return pa.table(columns, names=names)
+
+
+def _refuse_twice(names: Sequence[str], path: str) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SchemaError(f"{path} has two columns called {twice!r}; rename one of them")
+
+
+def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return text as int64 or double where every value that is not empty prints back as it stood; else as it is."""
+    values = [None if value == "" else value for value in column.to_pylist()]
+    found = [value for value in values if value is not None]
+    if found and all(map(_is_whole, found)):
+        return pa.chunked_array([pa.array([None if value is None else int(value) for value in values], pa.int64())])
+    if found and (all(map(_is_shortest, found)) or _are_even(found)):
+        return pa.chunked_array([pa.array([None if value is None else float(value) for value in values], pa.float64())])
+    return column
+
+
+def _is_whole(text: str) -> bool:
+    is_plain = re.fullmatch(r"0|-?[1-9][0-9]{0,18}", text) is not None
+    return is_plain and -(1 << 63) <= int(text) < 1 << 63
+
+
+def _is_shortest(text: str) -> bool:
+    """Tell whether a number is written as Python does: 0.5, -3.25, 1e-05; or is a whole one among such."""
+    is_plain = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?(e[-+][0-9]+)?", text) is not None
+    return is_plain and repr(float(text)) in (text, f"{text}.0")
+
+
+def _are_even(texts: Sequence[str]) -> bool:
+    """Tell whether all numbers have equally many decimals, as 0.50 and 12.25, none of them lost in a double."""
+    decimals = len(texts[0].partition(".")[2])
+    pattern = re.compile(rf"-?(0|[1-9][0-9]*)\.[0-9]{{{decimals}}}")
+    return decimals > 0 and all(pattern.fullmatch(text) and f"{float(text):.{decimals}f}" == text for text in texts)
+
+
+# --- JSONL ------------------------------------------------------------------------------------------------------------
+
+
+def _from_lines(data: bytes, path: str) -> tuple[pa.Table, list[int]]:
+    """Return objects, one a line, as columns of the types that JSON says: text that looks like a date stays text."""
+    rows, lines = [], []
+    for line, row in _objects(data, path):
+        for name in TEXTS:
+            if isinstance(row.get(name), int | float):
+                raise SchemaError(
+                    f"{path}, line {line}: column {name!r} is text, got {json.dumps(row[name])}; put it in quotes"
+                )
+        rows.append(row)
+        lines.append(line)
+    if not rows:
+        raise SchemaError(f"{path} cannot be read as a table: it has no lines; remove it, or pass captions=False")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = [_column([row.get(name) for row in rows], name, lines, path) for name in names]
+    return pa.table(columns, names=names), lines
+
+
+def _objects(data: bytes, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(_decoded(data, path).split("\n"), 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise SchemaError(f"{path} cannot be read as a table: line {line} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise SchemaError(
+                f"{path} cannot be read as a table: line {line} is a {type(row).__name__}; give one object a line, as "
+                'in {"file_name": "cat.jpg", "caption": "a cat"}'
+            )
+        yield line, row
+
+
+def _column(values: list[Any], name: str, lines: Sequence[int], path: str) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        at = _first_misfit(values)
+        raise SchemaError(
+            f"{path}, line {lines[at]}: column {name!r} is {_short(values[at])}, which does not go with the lines "
+            f"before: {error}; give all lines one type, or write the column as text"
+        ) from error
+
+
+def _first_misfit(values: list[Any]) -> int:
+    """Return the first value with which those before have no common type."""
+    low, high = 0, len(values)  # the first `low` go together, the first `high` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            pa.array(values[:middle])
+            low = middle
+        except (pa.ArrowException, OverflowError, ValueError):
+            high = middle
+    return high - 1
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

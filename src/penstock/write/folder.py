@@ -7,6 +7,7 @@ fit. Folders may lie on any filesystem that `penstock.open` reads.
 
 from __future__ import annotations
 
+import inspect
 import posixpath
 import warnings
 from collections import Counter, deque
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from penstock.codecs import ScalarCodec, decoders
 from penstock.dataset.discover import threads_for
-from penstock.errors import DatasetNotFound, PenstockWarning, SchemaError
+from penstock.errors import DatasetNotFound, PenstockWarning, PlanError, SchemaError, close_names
 from penstock.options import one_of
 from penstock.progress import progress
 from penstock.schema.arrow import arrow_schema, infer_unischema
@@ -38,6 +39,7 @@ from penstock.write.images import (
     is_whole,
     refuse_cut,
 )
+from penstock.write.sources import Tables
 from penstock.write.write import write
 
 if TYPE_CHECKING:
@@ -92,10 +94,11 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
 
     - `image`: a `CompressedImageCodec` field; height and width are fixed where all images share them;
     - `label`, `label_name`: the folder right below `path` that an image is in, as a number (folders sorted by name)
-      and as text;
+      and as text; with captions too;
     - `caption`: the text of `cat.txt` beside `cat.jpg`; or the columns of `captions.csv`, `captions.jsonl`,
       `metadata.csv` or `metadata.jsonl` in `path`, whose column `file_name` names the image. Without a caption: null.
-      An image with several lines in the table gives several rows;
+      An image with several lines in the table gives several rows. Types are those of JSON; a CSV holds text, and
+      numbers where all of a column print back as they stood;
     - `path`: relative to the folder, with forward slashes.
 
         >>> penstock.write_folder("flowers", "flowers-dataset")
@@ -103,7 +106,7 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     Args:
         path: the folder; a path or URL. Hidden names and files that are no images are passed over.
         url: the dataset to write.
-        labels: whether folders are labels; None: if every image is in one and no table of captions is there.
+        labels: whether folders are labels; None: if images are in folders, which then all of them have to be.
         captions: False: none; True: needed; a name: this table in `path`; None: if there are any.
         misfits: what to do with images of other channels or depth than most have (grey among RGB, alpha, palettes),
             and with damaged ones: "error" names them, "convert" stores their pixels in the form of the others as PNG
@@ -117,9 +120,12 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
 
     Raises:
         DatasetNotFound: there is no such folder, or no image in it.
-        SchemaError: images do not fit together, or a caption names one that is not there.
+        PlanError: `schema` is given.
+        SchemaError: images do not fit together, or lie beside folders that would be labels; or their captions are not
+            clear: a line names an image that is not there, there are two tables, a column has no type.
     """
     one_of("misfits", misfits, ("error", "convert", "skip"))
+    _check_options(options)
     where: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     fs, root = resolve(path, **where)
     names = _names(fs, root)
@@ -127,13 +133,27 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     if not images:
         raise DatasetNotFound(f"no images in {root!r}; names that end in {', '.join(ENDINGS)} count")
     table = find_captions(fs, root, names, images, captions)
-    classes = _classes(root, images, labels, has_table=table is not None and table.is_table)
+    classes = _classes(root, images, labels)
     folder = _look(fs, root, images, misfits)
     rows = [row for row in _rows(folder.images, table) if row[0] in folder.facts]
     if shuffle:
         rows = [rows[i] for i in np.random.Generator(np.random.PCG64(seed)).permutation(len(rows))]
-    schema = _schema(folder, classes, table)
-    return write(_batches(folder, rows, (classes, table), schema), url, schema, **where, **options)
+    schema, stored = _schema(folder, classes, table)
+    batches = _batches(folder, rows, (classes, table), stored)
+    return write(Tables(stored.empty_table(), batches, schema, len(rows)), url, **where, **options)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what `write` would refuse, before all images are looked at, and in words about this function."""
+    if "schema" in options:
+        raise PlanError(
+            "write_folder makes the schema from the images and what is said of them, and takes no schema=...; leave it "
+            "out, or read the files yourself and give rows to penstock.write(rows, url, schema)"
+        )
+    known = [name for name, one in inspect.signature(write).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"write_folder() got an unexpected keyword argument {name!r}; {close_names(name, known)}")
 
 
 def _names(fs: FileSystem, root: str) -> list[str]:
@@ -143,16 +163,20 @@ def _names(fs: FileSystem, root: str) -> list[str]:
     return [name for name, _ in walk(fs, root) if not is_hidden(name)]
 
 
-def _classes(root: str, images: Sequence[str], labels: bool | None, *, has_table: bool) -> dict[str, int] | None:
+def _classes(root: str, images: Sequence[str], labels: bool | None) -> dict[str, int] | None:
     """Return the number of each class folder, None where folders are no labels."""
-    outside = next((name for name in images if "/" not in name), None)
-    if labels is False or (labels is None and (outside is not None or has_table)):
+    outside = [name for name in images if "/" not in name]
+    if labels is False or (labels is None and len(outside) == len(images)):
         return None
-    if outside is not None:
-        raise SchemaError(f"labels=True needs every image in a class folder; {outside!r} lies in {root!r} itself")
+    if outside:
+        more = f" (as {len(outside) - 1} more)" if len(outside) > 1 else ""
+        wanted = "labels=True needs every image in a class folder" if labels else "folders are labels"
+        raise SchemaError(
+            f"{wanted}; {outside[0]!r}{more} lies in {root!r} itself, beside {len(images) - len(outside)} images in "
+            "folders; move it into a folder or away, or pass labels=False to write all images without labels"
+        )
     names = sorted({name.split("/", 1)[0] for name in images})
-    deep = all(name.count("/") > 1 for name in images)
-    if labels is None and deep and {name.lower() for name in names} <= _SPLITS:
+    if labels is None and {name.lower() for name in names} <= _SPLITS:
         raise SchemaError(
             f"{root!r} holds the splits {', '.join(names)}, not classes; write each by itself: "
             f"write_folder('{posixpath.join(root, names[0])}', ...), or pass labels=True or False"
@@ -268,34 +292,34 @@ def _pixels(data: bytes) -> Any:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _schema(folder: _Folder, classes: Mapping[str, int] | None, table: Captions | None) -> Unischema:
-    fields = [image_field("image", list(folder.facts.values()), nullable=False)]
+def _schema(folder: _Folder, classes: Mapping[str, int] | None, table: Captions | None) -> tuple[Unischema, pa.Schema]:
+    """Return the fields, and the columns as stored: those of the table as they are, in whatever depth."""
+    image = image_field("image", list(folder.facts.values()), nullable=False)
     if any(fact.height < 0 for fact in folder.facts.values()):
-        fields[0] = fields[0]._replace(shape=(None, None, *fields[0].shape[2:]))
-    if classes is not None:
-        fields.append(UnischemaField("label", np.int32, (), ScalarCodec(), False))
-        fields.append(UnischemaField("label_name", np.str_, (), ScalarCodec(), False))
-    if table is not None:
-        fields += infer_unischema(table.columns.schema).fields.values()
-    fields.append(UnischemaField("path", np.str_, (), ScalarCodec(), False))
-    names = [field.name for field in fields]
-    for name in names:
-        if names.count(name) > 1:
+        image = image._replace(shape=(None, None, *image.shape[2:]))
+    label = [UnischemaField("label", np.int32, (), ScalarCodec(), False)] if classes is not None else []
+    label += [UnischemaField("label_name", np.str_, (), ScalarCodec(), False)] if classes is not None else []
+    path = UnischemaField("path", np.str_, (), ScalarCodec(), False)
+    said = pa.schema([]) if table is None else table.columns.schema
+    told = list(infer_unischema(said).fields.values())
+    own = arrow_schema(Unischema("images", [image, *label, path]))
+    for name in (*said.names, *(field.name for field in told)):
+        if name in own.names:
             raise SchemaError(
                 f"the table of captions has a column {name!r}, which the images have too; rename it"
                 + (", or pass labels=False" if name.startswith("label") else "")
             )
-    return Unischema("images", fields)
+    stored = pa.schema([*list(own)[:-1], *said, own.field("path")])
+    return Unischema("images", [image, *label, *told, path]), stored
 
 
 def _batches(
     folder: _Folder,
     rows: Sequence[tuple[str, int | None]],
     said: tuple[Mapping[str, int] | None, Captions | None],
-    schema: Unischema,
+    stored: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows in their order; files are read in threads, a bounded number of bytes ahead."""
-    stored = arrow_schema(schema)
     threads = threads_for(folder.fs)
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-read") as pool:
         ahead: deque[Any] = deque()
@@ -305,8 +329,6 @@ def _batches(
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
-    if not rows:
-        yield pa.RecordBatch.from_pylist([], schema=stored)
 
 
 def _groups(folder: _Folder, rows: Sequence[tuple[str, int | None]]) -> Iterator[list[tuple[str, int | None]]]:

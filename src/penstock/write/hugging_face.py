@@ -2,21 +2,24 @@
 
 Asked by `sources` for objects of that library. Columns come as Arrow has them; an `Image` column, there a pair of bytes
 and path, becomes one of image files, not encoded again, with a field that the first picture decides and all have to
-fit. Files that are only named, also those in lists, are read. Class labels come as numbers. Pixels are decoded only
-where the head of a picture does not tell what it is.
+fit. Files that are only named, also those in lists, are read. A stream that does not say its features shows its
+pictures itself; those that are pixels only become PNG, which loses nothing. Rows of a transform are rows, for a schema
+to encode. Class labels come as numbers. Pixels are decoded only where the head of a picture does not tell what it is.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
+from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.codecs import CompressedImageCodec
+from penstock.codecs import CompressedImageCodec, decoders
 from penstock.codecs.base import misfit
 from penstock.errors import SchemaError
 from penstock.schema.arrow import infer_unischema
@@ -33,27 +36,53 @@ BATCH_ROWS = 512
 
 
 def as_source(data: Any, schema: Unischema | None) -> Any:
-    """Return a dataset, streamed or not, as tables in turn.
+    """Return a dataset, streamed or not, as tables in turn; one with a transform as the rows that it gives.
 
     Raises:
-        SchemaError: it is a dict of splits, or has no rows and no schema was given, or a picture does not fit.
+        SchemaError: it is a dict of splits or one column, or has a transform or no rows and no schema was given, or a
+            picture does not fit.
     """
     from penstock.write.sources import Tables
 
-    if isinstance(data, dict):
-        raise SchemaError(f"a DatasetDict has several datasets; give one of {sorted(map(str, data))}")
-    features = dict(data.features or {})
-    tables = _tables(data, features, is_told=schema is not None)
-    first = next(tables, None)
+    _refuse_other(data)
+    if _has_transform(data):
+        if schema is None:
+            raise SchemaError(
+                "the dataset has a transform (with_transform or set_transform), and what it gives has no types that "
+                "could be told; pass schema=Unischema(...) to write the rows of the transform, or give "
+                "dataset.with_format(None) to write those below it"
+            )
+        return iter(data)
+    batches = _batches(_with_files_of_pictures(data), is_told=schema is not None)
+    first = next(batches, None)
     if first is None:
         if schema is None:
             raise SchemaError("the dataset has no rows to infer a schema from; pass schema=Unischema(...)")
         return []
+    is_typed = data.features is not None
+    features = dict(data.features) if is_typed else _seen(first)
+    tables = _tables(itertools.chain([first], batches), features, is_typed=is_typed)
     images = [name for name, feature in features.items() if _is_image(feature)]
-    found = schema or _infer(first, images)
-    fields = {name: found.fields[name] for name in images if name in found.fields}
-    checked = _checked(itertools.chain([first], tables), fields)
+    start = next(tables)
+    found = schema or _infer(start, images)
+    fields = {name: field for name, field in found.fields.items() if name in images or not is_typed}
+    checked = _checked(itertools.chain([start], tables), fields)
     return Tables(next(checked), checked, found)
+
+
+def _refuse_other(data: Any) -> None:
+    if isinstance(data, dict):
+        raise SchemaError(f"a DatasetDict has several datasets; give one of {sorted(map(str, data))}")
+    if not (hasattr(data, "features") and hasattr(data, "with_format")):
+        raise SchemaError(
+            f"cannot write a {type(data).__name__} of datasets; give a Dataset or IterableDataset, and for one column "
+            "of it dataset.select_columns([name])"
+        )
+
+
+def _has_transform(data: Any) -> bool:
+    """Tell whether rows come from a function; other formats only choose the Python types of the same values."""
+    return bool((getattr(data, "format", None) or {}).get("type") == "custom")
 
 
 def _is_image(feature: Any) -> bool:
@@ -79,10 +108,13 @@ def _infer(table: pa.Table, images: list[str]) -> Unischema:
 # --- its rows ---------------------------------------------------------------------------------------------------------
 
 
-def _tables(data: Any, features: Mapping[str, Any], *, is_told: bool) -> Iterator[pa.Table]:
+def _tables(batches: Iterator[pa.Table], features: dict[str, Any], *, is_typed: bool) -> Iterator[pa.Table]:
+    """Yield the batches with their files; columns of a stream that does not tell its features are looked at in each."""
     row = 0
-    for found in _batches(data, is_told=is_told):
+    for found in batches:
         table = found.replace_schema_metadata(None)
+        if not is_typed:
+            features |= _seen(table)
         for name, feature in features.items():
             if not _names_files(feature):
                 continue
@@ -152,11 +184,108 @@ def _with_files(column: pa.ChunkedArray, feature: Any) -> Any:
         cell = None if row is None else row["bytes"]
         if row is not None and cell is None:
             cell = feature.embed_storage(pa.array([row], feature.pa_type))[0]["bytes"].as_py()
-        cells.append(cell)
+        cells.append(_in_mode(cell, getattr(feature, "mode", None)))
     return pa.array(cells, pa.binary())
 
 
 # --- its pictures -----------------------------------------------------------------------------------------------------
+
+
+def _seen(table: pa.Table) -> dict[str, Any]:
+    """Return the columns of pictures that a stream without features shows: bytes and path, the first being a picture.
+
+    That is how `datasets` stores an `Image`; files of other kinds look the same but for what is in them.
+    """
+    found = {}
+    for field in table.schema:
+        if not pa.types.is_struct(field.type) or {part.name for part in field.type} != {"bytes", "path"}:
+            continue
+        cell: dict[str, Any] = next((cell.as_py() for cell in table.column(field.name) if cell.is_valid), {})
+        if _opened(cell.get("bytes") or _read(cell.get("path"))) is not None:
+            found[field.name] = importlib.import_module("datasets").Image()
+    return found
+
+
+def _read(path: Any) -> bytes:
+    """Return the bytes of a local file, none where there is no such file."""
+    return Path(path).read_bytes() if isinstance(path, str) and Path(path).is_file() else b""
+
+
+def _opened(data: Any) -> Any:
+    """Return a file as a picture of Pillow, None where it is none."""
+    pillow = decoders.library("PIL.Image")
+    if pillow is None or not isinstance(data, bytes):
+        return None
+    try:
+        return pillow.open(BytesIO(data))
+    except (OSError, ValueError, SyntaxError):
+        return None
+
+
+def _in_mode(data: Any, mode: str | None) -> Any:
+    """Return a picture in the mode that its feature names, as it is or as a PNG of the pixels that `datasets` shows."""
+    image = None if mode is None else _opened(data)
+    return data if image is None or image.mode == mode else _png(image.convert(mode))
+
+
+def _with_files_of_pictures(data: Any) -> Any:
+    """Return a stream of Python rows with its pictures of Pillow as files; other datasets as they are.
+
+    `datasets` would encode them when the rows become Arrow: those of a JPEG anew as JPEG, with a loss, and those of a
+    file by its name, without what was drawn on them since.
+    """
+    source = getattr(data, "_ex_iterable", None)
+    if hasattr(data, "__len__") or source is None or getattr(source, "iter_arrow", None) is not None:
+        return data
+    raw = data.with_format(None)  # a new one, with an info of its own
+    raw._info.features = None  # its rows before features are applied, which decodes files that are given as such
+    rows = raw.map(_row_of_files)
+    return rows if data.features is None else rows.cast(data.features)
+
+
+def _row_of_files(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _as_files(value) for name, value in row.items()}
+
+
+def _as_files(value: Any) -> Any:
+    """Return a value with each picture in it as the pair that `datasets` stores."""
+    if isinstance(value, dict):
+        return {key: _as_files(part) for key, part in value.items()}
+    if isinstance(value, list | tuple) and any(
+        isinstance(part, dict | list | tuple) or _is_shown(part) for part in value
+    ):
+        return [_as_files(part) for part in value]
+    return {"bytes": _file_of(value), "path": None} if _is_shown(value) else value
+
+
+def _is_shown(value: Any) -> bool:
+    pillow = decoders.library("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _file_of(image: Any) -> bytes:
+    """Return the file that a picture was opened from if it still shows just that, else a PNG of its pixels."""
+    data = _read(getattr(image, "filename", None))
+    try:
+        pixels = np.asarray(image)
+        before = _opened(data)
+        if before is not None and before.mode == image.mode and np.array_equal(np.asarray(before), pixels):
+            return data
+        return _png(image)
+    except (OSError, SyntaxError):
+        if data:  # damaged: said of the row when its pictures are checked
+            return data
+        raise
+
+
+def _png(image: Any) -> bytes:
+    """Return a picture as PNG, or as TIFF where PNG has no such pixels."""
+    if image.mode in ("L", "RGB"):
+        return decoders.encode_image(np.asarray(image), "png", 0)
+    memory = BytesIO()
+    image.save(memory, "PNG" if image.mode in ("1", "LA", "P", "RGBA", "I;16") else "TIFF")
+    return memory.getvalue()
+
 
 _CURE = (
     "convert the pictures, as by dataset.map(lambda row: {'image': row['image'].convert('RGB')}), or leave this one out"
@@ -169,7 +298,8 @@ def _checked(tables: Iterator[pa.Table], fields: Mapping[str, UnischemaField]) -
     first = 0
     for table in tables:
         for name, field in fields.items():
-            for row, cell in enumerate(table.column(name), first):
+            is_there = name in table.column_names and pa.types.is_binary(table.schema.field(name).type)
+            for row, cell in enumerate(table.column(name) if is_there else (), first):
                 if cell.is_valid:
                     _check(cell.as_py(), field, row)
         yield table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -101,6 +102,36 @@ def test_errors_are_one_line(
     assert part in err
     assert err.startswith("penstock: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["rewrite", "TABLE", "THERE"],
+            "THERE exists already; write somewhere else, or pass --overwrite to replace it",
+        ),
+        (["rewrite", "TABLE", "OUT", "--seed", "3"], "--seed 3 is for a shuffle.* without --shuffle; pass --shuffle"),
+        (["rewrite", "TABLE", "OUT", "--memory-bytes", "1K"], "--memory-bytes 1024 is for a shuffle"),
+        (["rewrite", "TABLE", "OUT", "--temp-folder", "x"], "--temp-folder x is for a shuffle"),
+        (["rewrite", "TABLE", "OUT", "--row-group-bytes", "0"], "--row-group-bytes must be a whole number"),
+        (["rewrite", "TABLE", "OUT", "--partition-by", "row_group_bytes=1"], "no column 'row_group_bytes=1'"),
+        (["rewrite", "BAD", "OUT"], "--skip-bad-files"),
+        (["plan", "TABLE", "--lanes", "3"], "--lanes 3 needs --shuffle"),
+        (["info", "overwrite=True"], "nothing at '.*/overwrite=True'"),
+    ],
+)
+def test_errors_name_the_options_of_the_command(
+    arguments: list[str], message: str, table: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    penstock.write({"x": np.arange(3)}, tmp_path / "there")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.parquet").write_bytes(b"PAR1 truncated")
+    names = {"TABLE": table, "THERE": "there", "OUT": "out", "BAD": "bad"}
+    assert main([str(tmp_path / names.get(a, a)) if a in names else a for a in arguments]) == 1
+    err = capsys.readouterr().err
+    assert re.search(message.replace("THERE", str(tmp_path / "there")), err), err
+    assert re.search(r"\w_\w+=(?!1')", err) is None, err
 
 
 def test_debug_shows_the_error_itself(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,6 +139,7 @@ def test_schemas_that_differ(tmp_path: Path) -> None:
     assert codes(report) == {"mixed-schemas": "advice"}
     assert "1 file of 2 differ" in report.findings[0].what
     assert "column 'id' is not nullable there" in report.findings[0].what
+    assert "nothing is cast" in report.findings[0].effect
     pq.write_table(pa.table({"id": ["text"], "label": [1]}), tmp_path / "d" / "y.parquet")
     report = examine(tmp_path / "d", world=1, **SMALL)
     assert codes(report) == {"mixed-schemas": "problem"}
@@ -205,6 +207,153 @@ def test_the_cure_that_is_printed_works_as_it_is(tmp_path: Path, capsys: Any) ->
     assert main(words[1:]) == 0
     assert "40,000 rows" in capsys.readouterr().out
     assert examine(tmp_path / "out", world=1, **SMALL).findings == ()
+
+
+def cured(report: Report, out: Path) -> Path:
+    """Run the command that the report prints, as a shell would."""
+    words = shlex.split((report.rewrite_command or "no cure").replace(" OUT", f" {shlex.quote(str(out))}"))
+    assert words[:2] == ["penstock", "rewrite"]
+    assert main(words[1:]) == 0
+    return out
+
+
+TABLES: dict[str, Any] = {
+    "numbers": lambda rows: {"x": rows * 0.5},
+    "short text": lambda rows: {"x": rows * 0.5, "y": [str(i % 10) for i in rows.tolist()]},
+    "flags": lambda rows: {f"f{k}": rows % (k + 2) == 0 for k in range(8)},
+    "empty text": lambda rows: {f"t{k}": [""] * len(rows) for k in range(8)},
+    "cells": lambda rows: {"cell": [bytes([i % 251]) * (20 + i * 7919 % 61) for i in rows.tolist()]},
+    "words": lambda rows: {"w": pa.array([f"word {i % 100}" for i in rows.tolist()]).dictionary_encode()},
+    "lists": lambda rows: {"l": [[i] * (i % 5) for i in rows.tolist()]},
+}
+
+
+@pytest.mark.parametrize("group_rows", [300, 40_000])
+@pytest.mark.parametrize("world", [1, 8])
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_cure_keeps_its_promise(tmp_path: Path, kind: str, world: int, group_rows: int) -> None:
+    """Statistics are missing, whatever else is wrong: after one rewrite nothing is, and ranks read what was said."""
+    (tmp_path / "d").mkdir()
+    rows = np.arange(ROWS)
+    table = pa.table({"id": rows, **TABLES[kind](rows)})
+    pq.write_table(table, tmp_path / "d" / "a.parquet", row_group_size=group_rows, write_statistics=False)
+    options = {"world": world, "row_group_bytes": 1 << 14, "window_bytes": 1 << 16}
+    report = examine(tmp_path / "d", **options)
+    assert "no-statistics" in codes(report)
+    again = examine(cured(report, tmp_path / "out"), **options)
+    assert again.findings == (), (str(report), str(again))
+
+
+def read_factor(path: Path, world: int, lanes: int | None, window_bytes: int) -> float:
+    plan = penstock.open(path).plan(
+        batch_size=256, world=world, shuffle=True, lanes=lanes, window_bytes=window_bytes, seed=0
+    )
+    return plan.read_factor
+
+
+@pytest.mark.parametrize("window_bytes", [1 << 16, 1 << 17, 1 << 30])
+def test_what_ranks_read_after_the_cure_is_what_was_said(tmp_path: Path, window_bytes: int) -> None:
+    (tmp_path / "d").mkdir()
+    table = {"id": np.arange(20_000), "x": np.arange(20_000) / 3, "y": np.arange(20_000) / 7}
+    labels = np.repeat(["a", "b", "c", "d"], 5000)
+    pq.write_table(pa.table({**table, "label": labels}), tmp_path / "d" / "a.parquet", row_group_size=10_000)
+    report = examine(tmp_path / "d", row_group_bytes=16 << 10, window_bytes=window_bytes)
+    [few] = [finding for finding in report.findings if finding.code == "few-row-groups"]
+    lanes = 8 if "lanes=8" in few.cure else 16 if "lanes=16" in few.cure else 24 if "lanes=24" in few.cure else None
+    found = read_factor(cured(report, tmp_path / "out"), 8, lanes, window_bytes)
+    assert found <= few.numbers["read_factor_rewritten"] * 1.05
+    assert examine(tmp_path / "out", row_group_bytes=16 << 10, window_bytes=window_bytes).findings == ()
+
+
+def test_the_default_options_make_no_dataset_worse(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    table = pa.table({"id": np.arange(4_000_000), "x": np.arange(4_000_000) / 3})
+    pq.write_table(table, tmp_path / "d" / "a.parquet", row_group_size=131_072, write_statistics=False)
+    report = examine(tmp_path / "d")
+    assert codes(report) == {"no-statistics": "advice"}
+    assert report.rewrite_command == f"penstock rewrite {tmp_path}/d OUT --row-group-bytes 2MiB"
+    assert examine(cured(report, tmp_path / "out")).findings == ()
+
+
+def test_tiny_files_become_good_row_groups(tmp_path: Path) -> None:
+    report = examine(make(tmp_path / "d", 500, files=100), row_group_bytes=64 << 10)
+    assert codes(report) == {"tiny-files": "advice"}
+    assert examine(cured(report, tmp_path / "out"), row_group_bytes=64 << 10).findings == ()
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == report.findings[0].numbers["files_rewritten"] == 1
+
+
+@pytest.mark.parametrize("rows", [200_000, 2_000])
+def test_a_label_that_is_a_folder(tmp_path: Path, rows: int) -> None:
+    columns = {"label": np.repeat(np.arange(4), rows // 4), "x": np.random.default_rng(0).random(rows)}
+    penstock.write(columns, tmp_path / "d", partition_by=["label"], row_group_bytes=64 << 10)
+    options = {"row_group_bytes": 64 << 10, "window_bytes": 256 << 10}
+    report = examine(tmp_path / "d", **options)
+    assert "sorted-by-label" in codes(report)
+    assert "--partition-by '' --shuffle" in (report.rewrite_command or "")
+    assert any("the cure dissolves the folders of 'label'" in note for note in report.notes)
+    assert examine(cured(report, tmp_path / "out"), **options).findings == ()
+    assert penstock.open(tmp_path / "out").take(range(rows))["label"].sum() == columns["label"].sum()
+
+
+def test_folders_stay_where_they_do_no_harm_and_go_where_they_do(tmp_path: Path) -> None:
+    columns = {"id": np.arange(ROWS), "x": np.arange(ROWS) / 3}
+    for name, folders in (("few", 4), ("many", 200)):
+        penstock.write({**columns, "k": np.arange(ROWS) * folders // ROWS}, tmp_path / name, partition_by="k")
+        (tmp_path / name / "_common_metadata").unlink()  # something that a rewrite cures
+    few, many = (examine(tmp_path / name, world=1, **SMALL) for name in ("few", "many"))
+    assert "--partition-by" not in (few.rewrite_command or "--partition-by")
+    assert {"tiny-files", "no-common-metadata"} <= set(codes(many))
+    assert "--partition-by ''" in (many.rewrite_command or "")
+    for report, name in ((few, "few"), (many, "many")):
+        assert examine(cured(report, tmp_path / f"{name}-out"), world=1, **SMALL).findings == ()
+    assert (tmp_path / "few-out" / "k=3").is_dir()
+
+
+def test_the_command_is_one_for_a_shell(tmp_path: Path) -> None:
+    report = examine(make(tmp_path / "sp ace 'q'", 20_000), world=1, **SMALL)
+    assert examine(cured(report, tmp_path / "out put"), world=1, **SMALL).ok
+
+
+def test_rows_larger_than_a_row_group_are_not_to_be_rewritten(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    table = pa.table({"id": np.arange(80), "cell": [np.random.default_rng(i).bytes(200_000) for i in range(80)]})
+    pq.write_table(table, tmp_path / "d" / "a.parquet", row_group_size=1, use_dictionary=False)
+    assert "large-row-groups" not in codes(examine(tmp_path / "d", world=1, **SMALL))
+
+
+def test_no_rows_are_all_there_is_to_say(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    table = pa.table({"id": np.arange(0), "x": np.arange(0) / 2})
+    pq.write_table(table, tmp_path / "d" / "a.parquet", write_statistics=False)
+    pq.write_table(table.slice(0, 0), tmp_path / "d" / "b.parquet")
+    report = examine(tmp_path / "d")
+    assert (codes(report), report.rewrite_command) == ({"no-rows": "problem"}, None)
+
+
+def test_columns_in_another_order_are_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    pq.write_table(pa.table({"a": [1], "b": ["x"]}), tmp_path / "d" / "a.parquet")
+    pq.write_table(pa.table({"b": ["y"], "a": [2]}), tmp_path / "d" / "b.parquet")
+    assert examine(tmp_path / "d").findings == ()
+    pq.write_table(pa.table({"b": pa.array(["y"], pa.large_string()), "a": [2]}), tmp_path / "d" / "c.parquet")
+    [finding] = examine(tmp_path / "d").findings
+    assert (finding.code, "which are cast" in finding.effect) == ("mixed-schemas", True)
+    assert "2 different schemas: 1 file of 3 differ" in finding.what
+
+
+def test_nothing_but_nan_has_statistics(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    pq.write_table(pa.table({"x": [float("nan")] * 10, "n": pa.nulls(10, pa.int64())}), tmp_path / "d" / "a.parquet")
+    assert examine(tmp_path / "d").findings == ()
+
+
+def test_a_dataset_that_does_not_open_has_no_cure_by_rewriting(tmp_path: Path) -> None:
+    make(tmp_path / "d", 1000, write_statistics=False)
+    pq.write_table(pa.table({"id": ["text"], "label": [1]}), tmp_path / "d" / "x.parquet")
+    (tmp_path / "d" / "y.parquet").write_bytes(b"PAR1 truncated")
+    report = examine(tmp_path / "d", world=1, **SMALL)
+    assert {"mixed-schemas", "bad-files"} <= set(codes(report))
+    assert report.rewrite_command is None
 
 
 def test_rewrite_takes_its_options(tmp_path: Path, capsys: Any) -> None:

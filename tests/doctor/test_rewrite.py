@@ -18,7 +18,7 @@ from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
 from penstock.dataset.common_metadata import update_common_metadata
 from penstock.dataset.discover import find_files
 from penstock.doctor import rewrite
-from penstock.errors import BadFile, DatasetExists, PlanError
+from penstock.errors import BadFile, DatasetExists, DatasetIncomplete, PlanError
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.testing.data import make_parquet, mixed
 from tests.petastorm import expected
@@ -94,7 +94,7 @@ def odd(rows: np.ndarray) -> dict[str, Any]:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_plain_parquet_keeps_its_types(tmp_path: Path, shuffle: bool) -> None:
     source = make_parquet(tmp_path / "plain", columns=odd)
-    rewrite(source, tmp_path / "out", shuffle=shuffle, memory_bytes=2000)
+    rewrite(source, tmp_path / "out", shuffle=shuffle, memory_bytes=2000 if shuffle else None)
     found, wanted = stored(tmp_path / "out"), stored(source)
     assert found.schema.equals(wanted.schema)
     if shuffle:
@@ -229,6 +229,70 @@ def test_a_damaged_source_leaves_nothing_behind(frames: Path, tmp_path: Path, sh
     with pytest.raises(BadFile, match=r"part-000001.parquet.*cannot be read"):
         rewrite(frames, tmp_path / "out", shuffle=shuffle)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["frames"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 0}, "seed=0 is for a shuffle, .* pass shuffle=True too, or leave seed out"),
+        ({"memory_bytes": 1 << 20}, "memory_bytes=1048576 is for a shuffle"),
+        ({"temp_folder": "."}, "temp_folder=. is for a shuffle"),
+        ({"shuffle": True, "seed": -1}, "seed must be"),
+        ({"shuffle": True, "memory_bytes": 0}, "memory_bytes must be at least 1; got 0"),
+        ({"shuffle": True, "temp_folder": "no-such-folder"}, "temp_folder must be a folder .* got 'no-such-folder'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(frames: Path, tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        rewrite(frames, tmp_path / "out", **options)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["frames"]
+
+
+def killed_rewrite(source: Path, target: str) -> None:
+    """Rewrite in a process that is killed once the first file is there, waiting for more rows."""
+    code = (
+        "import os, signal, sys, fsspec; from penstock.doctor import rewrite, stored\n"
+        "real = stored.StoredRows.batches\n"
+        "def batches(self):\n"
+        "    yield from real(self)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "stored.StoredRows.batches = batches\n"
+        "rewrite(sys.argv[1], sys.argv[2], rows_per_file=10)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(source), target], check=False, capture_output=True)
+    assert ran.returncode == -9, ran.stderr
+
+
+def test_a_killed_rewrite_says_to_run_it_again(frames: Path, tmp_path: Path) -> None:
+    killed_rewrite(frames, str(tmp_path / "out"))
+    with pytest.raises(DatasetIncomplete) as caught:
+        penstock.open(tmp_path / "out")
+    assert "To go on, run the rewrite again (it begins anew)" in str(caught.value)
+    assert "resume=True" not in str(caught.value)
+    written = penstock.write((row(i) for i in range(20)), tmp_path / "out", SCHEMA, resume=True)
+    assert written.rows == 20  # of these rows, and not of those that the rewrite left
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["frames", "out"]
+
+
+def test_a_killed_rewrite_is_run_again(frames: Path, tmp_path: Path) -> None:
+    killed_rewrite(frames, str(tmp_path / "out"))
+    assert rewrite(frames, tmp_path / "out").rows == 60
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["frames", "out"]
+    assert stored(tmp_path / "out").equals(stored(frames))
+
+
+def test_on_a_store_it_is_run_again_with_overwrite(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penstock.Writer, "abort", lambda writer: writer._close())  # as if it were killed
+    url = "memory://killed-rewrite"
+    with monkeypatch.context() as patch:
+        patch.setattr(penstock.Writer, "commit", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rewrite(frames, url)
+    with pytest.raises(DatasetIncomplete, match=r"run the rewrite again with overwrite=True \(it begins anew\)"):
+        penstock.open(url)
+    with pytest.raises(DatasetExists):
+        rewrite(frames, url)
+    assert rewrite(frames, url, overwrite=True).rows == 60
 
 
 def test_files_without_a_footer_may_be_left_out(frames: Path, tmp_path: Path) -> None:

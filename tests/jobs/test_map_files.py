@@ -83,6 +83,53 @@ def test_failures_are_tried_again_and_all_reported_at_the_end(raw: Path, tmp_pat
     assert f"{raw}/1.txt -> {tmp_path}/out/1.txt, attempt 2: ValueError: 1.txt is odd and that is that" in message
 
 
+def test_what_to_do_about_failures_is_true_where_outputs_are_made_again(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "1.txt").write_text("of an earlier run")
+    options = {"executor": "serial", "retries": 0, "skip_existing": False}
+    with pytest.raises(JobFailed) as caught:
+        penstock.map_files(work.refuse_odd, raw, out, **options)
+    message = str(caught.value)
+    assert "tries only the ones that are missing" not in message
+    assert "the same call makes all files again" in message
+    assert (out / "1.txt").read_text() == "of an earlier run"
+    again = [(one.input, one.output) for one in caught.value.report.failed]
+    assert "[(one.input, one.output) for one in error.report.failed]" in message
+    assert len(penstock.map_files(work.double, again, **options).done) == 3
+    assert_doubled(out)
+
+
+def test_files_made_beside_the_output_go_with_the_run(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    mine = ["notes.log", ".penstock-of-mine", ".penstock-0123456789ab.other.txt"]  # none of this job's
+    for name in mine:
+        (out / name).write_text("mine")
+    report = penstock.map_files(work.with_extras, raw, out, workers=2, retries=1, on_error="skip")
+    assert len(report.failed) == 3
+    assert sorted(p.name for p in out.iterdir()) == sorted([*mine, "0.txt", "2.txt", "4.txt"])
+
+
+def test_what_a_killed_run_left_goes_and_what_another_job_makes_stays(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    token, alone, live = "0123456789ab", "ba9876543210", "00112233aabb"
+    for name in (f"{token}.0.txt", f"{token}.0.txt.log", f"{alone}.1.txt.log", f"{live}.1.txt.gz"):
+        (out / f".penstock-{name}").write_text("half")
+    two_days_ago = time.time() - 2 * 86400
+    os.utime(out / f".penstock-{alone}.1.txt.log", (two_days_ago, two_days_ago))
+    penstock.map_files(work.double, raw, out, executor="serial")
+    assert [p.name for p in out.glob(".penstock-*")] == [f".penstock-{live}.1.txt.gz"]
+
+
+def test_no_input_is_overwritten_through_a_link(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(raw)
+    with pytest.raises(PlanError, match="is input and output at once"):
+        penstock.map_files(work.double, f"{raw}/*.txt", tmp_path / "link", executor="serial", skip_existing=False)
+    assert [(raw / f"{i}.txt").read_text() for i in range(COUNT)] == [f"file {i}\n" for i in range(COUNT)]
+
+
 def test_failures_may_be_left_to_the_report(raw: Path, tmp_path: Path) -> None:
     report = penstock.map_files(work.refuse_odd, raw, tmp_path / "out", retries=0, executor="serial", on_error="skip")
     assert str(report) == "3 done, 0 skipped, 3 failed"

@@ -73,6 +73,65 @@ def test_a_single_file_has_a_single_output(raw: Path) -> None:
         assert names(make_pairs("raw/a.tar", output, STORE), raw) == [("raw/a.tar", wanted)]
 
 
+@pytest.mark.parametrize("inputs", ["raw/a.tar", ["raw/a.tar"], Path("raw/a.tar"), iter(["raw/a.tar"])])
+def test_whether_outputs_are_a_file_or_a_folder_is_told_by_their_name(raw: Path, inputs: object) -> None:
+    listed = list(inputs) if not isinstance(inputs, str | Path) else inputs
+    (raw / "there.d").mkdir()
+    for output, wanted in [
+        ("result.txt", "result.txt"),
+        ("result.txt/", "result.txt/a.tar"),
+        ("there.d", "there.d/a.tar"),
+        ("result", "result/a.tar"),
+        (".hidden", ".hidden/a.tar"),
+    ]:
+        assert names(make_pairs(listed, output, STORE), raw) == [("raw/a.tar", wanted)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what"), [(["raw/a.tar", "raw/b.tar"], "2 files"), ("raw/a*", "a pattern"), ("raw", "a pattern or fold")]
+)
+def test_a_file_for_several_inputs_is_refused(raw: Path, inputs: object, what: str) -> None:
+    with pytest.raises(PlanError, match=rf"'all.tar' reads as the name of one file.*{what}.*'all.tar/'"):
+        make_pairs(inputs, "all.tar", STORE)
+    assert make_pairs([], "all.tar", STORE) == []
+
+
+def test_a_folder_on_a_store_is_known(raw: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/stored.d/x", b"x")
+    assert make_pairs(["raw/a.tar"], "memory://stored.d", STORE)[0][1] == "memory://stored.d/a.tar"
+    assert make_pairs(["raw/a.tar"], "memory://new.d", STORE)[0][1] == "memory://new.d"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([("raw/a.tar", "link/a.tar")], "'raw/a.tar' is input and output at once"),
+        ([("link/a.tar", "raw/a.tar")], "'link/a.tar' is input and output at once"),
+        ([("alias.tar", "raw/a.tar")], "'alias.tar' is input and output at once"),
+        ([("raw/a.tar", "raw/b.tar"), ("raw/b.tar", "out/x")], "'raw/b.tar' of 'raw/a.tar' is the input 'raw/b.tar'"),
+        ([("raw/b.tar", "out/x"), ("raw/a.tar", "link/b.tar")], "is the input 'raw/b.tar' of another pair"),
+        ([("raw/b.tar", "out/x"), ("alias.tar", "y"), ("raw/b.tar", "raw/a.tar")], "is the input 'alias.tar'"),
+        ([("raw/a.tar", "deep2/x"), ("raw/b.tar", "raw/deep/x")], "two inputs have the output 'raw/deep/x'"),
+        ([("raw/a.tar", "out/x"), ("raw/b.tar", "out/x/y")], "the output '.*/out/x/y' lies in '.*/out/x'"),
+        ([("raw/a.tar", "raw")], "the input '.*/raw/a.tar' lies in '.*/raw', which is the output of 'raw/a.tar'"),
+        ([("a", "memory://d/x"), ("b", "memory:///d/x")], "two inputs have the output"),
+        ([("s3a://b/x", "s3://b/x")], "is input and output at once"),
+    ],
+)
+def test_no_pair_overwrites_what_another_reads_or_makes(raw: Path, pairs: list[tuple[str, str]], message: str) -> None:
+    (raw / "link").symlink_to("raw")
+    (raw / "deep2").symlink_to(raw / "raw" / "deep")
+    (raw / "alias.tar").symlink_to("raw/a.tar")
+    with pytest.raises(PlanError, match=message):
+        make_pairs(pairs, None, STORE)
+
+
+def test_a_link_that_is_an_output_is_replaced_and_not_what_it_leads_to(raw: Path) -> None:
+    (raw / "alias.tar").symlink_to("raw/a.tar")
+    assert names(make_pairs([("raw/a.tar", "alias.tar")], None, STORE), raw) == [("raw/a.tar", "alias.tar")]
+
+
 def test_lists_pairs_dicts_and_functions(raw: Path) -> None:
     wanted = [("x", "y"), ("z", "w")]
     assert names(make_pairs(["x", "z"], ["y", "w"], STORE), raw) == wanted

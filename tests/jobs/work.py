@@ -72,6 +72,13 @@ def wait_to_be_killed(source: str, target: str) -> None:
     double(source, target)
 
 
+def with_extras(source: str, target: str) -> None:
+    """Make a file and a folder beside the output, as encoders leave their logs; then fail for odd numbers."""
+    Path(f"{target}.log").write_text("pass 1")
+    os.mkdir(f"{target}.parts")
+    refuse_odd(source, target)
+
+
 def nothing(source: str, target: str) -> None:
     """Return without an output."""
 

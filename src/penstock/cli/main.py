@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
-        print(f"penstock: {_one_line(error)}", file=sys.stderr)
+        print(f"penstock: {_as_options(_one_line(error), options)}", file=sys.stderr)
         return EXIT_ERROR
     return 0
 
@@ -208,6 +209,26 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, PenstockError) and not isinstance(error, InternalError):
         return message or type(error).__name__
     return f"{type(error).__name__}: {message} (--debug shows the traceback)"
+
+
+def _as_options(message: str, options: argparse.Namespace) -> str:
+    """Return a message that names keywords of Python with the options of this command in their place.
+
+    `overwrite=True` becomes `--overwrite`, `seed=3` `--seed 3`, and `memory_bytes must` `--memory-bytes must`; what
+    stands in quotes, names of files among it, and keywords that are no options of the command stay as they are.
+    """
+    names = {name: f"--{name.replace('_', '-')}" for name in vars(options) if name not in ("command", "url", "out")}
+    known = "|".join(map(re.escape, names))
+    if "skip_bad_files" in names:
+        message = re.sub(r"(open with )?on_error=(['\"])skip\2", "pass --skip-bad-files", message)
+    parts = re.split(r"('[^']*'|\"[^\"]*\")", message)
+    for index in range(0, len(parts), 2):
+        text = re.sub(rf"\b({known})=True\b", lambda found: names[found[1]], parts[index])
+        text = re.sub(rf"\b({known})=(?=[^\s,;])", lambda found: f"{names[found[1]]} ", text)
+        text = re.sub(rf"\b({known})=", lambda found: names[found[1]], text)
+        text = re.sub(rf"(?<!-)\b({known})(?= must\b|: no column|\b out$)", lambda found: names[found[1]], text)
+        parts[index] = text
+    return "".join(parts)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

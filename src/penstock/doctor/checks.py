@@ -6,109 +6,28 @@ planned the same way as what is there, so that every effect is "now" against "th
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.dataset.common_metadata import COMMON_METADATA
 from penstock.display import count_text, size_text
+from penstock.doctor.aim import LARGE, MANY, WORTH_IT, poorly_mixed
 from penstock.doctor.report import Finding
 from penstock.options import READ_COST
-from penstock.plan import Cursor, Order, Share
-from penstock.plan.advice import FEW_CHUNKS, READ_FACTOR, Sizes
-from penstock.plan.order import choose_lanes, typical_rows
-from penstock.plan.plan import make_plan
+from penstock.plan.advice import READ_FACTOR
+from penstock.plan.order import typical_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
+    from penstock.doctor.aim import Aim, Reads, Wanted
     from penstock.doctor.facts import Facts
+    from penstock.doctor.weigh import Rows
     from penstock.plan.plan import Plan
 
-LARGE, SMALL = 8, 1 / 16
-"""Row groups of more or less than so many times the size aimed at are far too large or small."""
-MANY = 64
-"""Fewer row groups or files than this cost little, however small they are."""
 STORE_S, STORE_READS = 0.03, 32
 """What effects on a store are computed with: an answer takes 30 ms, 32 are asked for at a time."""
-
-
-WORTH_IT = 0.9
-"""Another setting is named only if it brings what ranks read down this far."""
-
-
-class Reads(NamedTuple):
-    """Bytes that all ranks together read over bytes needed, and the lanes to start the run with for that."""
-
-    factor: float
-    lanes: int | None
-    """None: those that the loader chooses by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The run that the dataset is judged for."""
-
-    world: int
-    batch_size: int
-    row_group_bytes: int
-    """Bytes of a row group that are aimed at, in memory as Arrow."""
-    window_bytes: int
-
-    def plan(self, counts: NDArray[np.int64], row_bytes: float, lanes: int | None = None) -> Plan:
-        """Return what a shuffled run over such row groups would do."""
-        chosen = choose_lanes(counts, row_bytes=row_bytes, window_bytes=self.window_bytes, lanes=lanes)
-        order = Order("lanes", 0, chosen.lanes, chosen.block)
-        sizes = Sizes(row_bytes, row_bytes, row_bytes, self.window_bytes)
-        share = Share(0, self.world, self.batch_size, "drop", False)
-        cursor = Cursor.start(0, order, int(counts.sum()))
-        return make_plan(counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=lambda rows: rows)
-
-    def rewritten(self, rows: int, row_bytes: float) -> NDArray[np.int64]:
-        """Return the rows of the row groups that a rewrite would make."""
-        each = max(1, int(self.row_group_bytes // max(row_bytes, 1.0)))
-        full, rest = divmod(rows, each)
-        return np.array([each] * full + [rest] * (rest > 0), np.int64)
-
-    def reads(self, counts: NDArray[np.int64], row_bytes: float) -> Reads:
-        """Return the least that all ranks read, with lanes that fit the ranks where that helps."""
-        most = int(self.window_bytes // (2 * max(typical_rows(counts), 1) * max(row_bytes, 1.0)))
-        best = Reads(self.plan(counts, row_bytes).read_factor, None)
-        for lanes in (self.world, 2 * self.world, 3 * self.world):
-            if 1 < lanes <= min(most, len(counts)):
-                factor = self.plan(counts, row_bytes, lanes).read_factor
-                best = Reads(factor, lanes) if factor < WORTH_IT * best.factor else best
-        return best
-
-    def aim(self, rows: int, row_bytes: float) -> Wanted:
-        """Return the same with the row-group size that suits it: as wished, or down to an eighth for many ranks."""
-        best, least = self, math.inf
-        for shift in range(4):
-            trial = replace(self, row_group_bytes=max(1, self.row_group_bytes >> shift))
-            counts = trial.rewritten(rows, row_bytes)
-            factor = trial.reads(counts, row_bytes).factor
-            if factor < WORTH_IT * least:
-                best, least = trial, factor
-            if least <= READ_FACTOR and not _poorly_mixed(trial.plan(counts, row_bytes)):
-                break
-        return best
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """How to ask `penstock rewrite` for it."""
-        return (f"--row-group-bytes {_exact_size(self.row_group_bytes)}",)
-
-
-def _exact_size(number: int) -> str:
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if number % (1 << power) == 0:
-            return f"{number >> power}{unit}"
-    return str(number)
 
 
 def check_files(facts: Facts) -> Iterator[Finding]:
@@ -120,35 +39,35 @@ def check_files(facts: Facts) -> Iterator[Finding]:
             "problem",
             f"{count_text(len(facts.bad), 'file')} of {len(facts.bad) + len(facts.files):,} cannot be read",
             f"the dataset does not open; the first is {path}: {reason}",
-            "fetch or write them again, or leave their rows out: penstock rewrite URL OUT --skip-bad-files",
+            "fetch or write them again"
+            + (", or leave their rows out: penstock rewrite URL OUT --skip-bad-files" if facts.files else ""),
             {"files": len(facts.bad)},
-            ("--skip-bad-files",),
+            ("--skip-bad-files",) if facts.files else None,
         )
 
 
-def check_groups(facts: Facts, row_bytes: float, wanted: Wanted) -> Iterator[Finding]:
-    """Row groups: too large, too small, too few for the ranks. Says nothing where all rows fit one good row group."""
-    counts = facts.group_rows
-    total = float(counts.sum()) * row_bytes
-    if total <= wanted.row_group_bytes:
+def check_groups(facts: Facts, rows: Rows, wanted: Wanted, aim: Aim) -> Iterator[Finding]:
+    """Row groups: too large, too small, too few for the ranks, and a rewrite would make better ones.
+
+    Says nothing where all rows fit one good row group.
+    """
+    counts, row_bytes = facts.group_rows, rows.memory
+    if float(counts.sum()) * row_bytes <= wanted.row_group_bytes:
         return
-    typical = typical_rows(counts) * row_bytes
-    aim = wanted.aim(int(counts.sum()), row_bytes)
-    now = wanted.plan(counts, row_bytes)
-    then = aim.plan(aim.rewritten(int(counts.sum()), row_bytes), row_bytes)
-    if typical > LARGE * wanted.row_group_bytes:
-        yield _large(typical, now, then, aim)
-    elif typical < SMALL * wanted.row_group_bytes and len(counts) > MANY:
-        yield _small(typical, len(counts), then.num_chunks, aim)
-    elif _poorly_mixed(now) and not _poorly_mixed(then):
-        yield _large(typical, now, then, aim)
-    reads = wanted.reads(counts, row_bytes), aim.reads(aim.rewritten(int(counts.sum()), row_bytes), row_bytes)
-    if reads[0].factor > READ_FACTOR and reads[1].factor < WORTH_IT * reads[0].factor:
-        yield _few(len(counts), *reads, aim)
+    typical, made = typical_rows(counts) * row_bytes, typical_rows(aim.counts) * rows.after
+    now, then = wanted.plan(counts, row_bytes), wanted.plan(aim.counts, rows.after)
+    is_large = typical > LARGE * wanted.row_group_bytes and made < WORTH_IT * typical
+    if is_large or (poorly_mixed(now) and not poorly_mixed(then)):
+        yield _large(typical, made, (now, then), wanted)
+    elif wanted.is_small(counts, row_bytes) and len(aim.counts) < WORTH_IT * len(counts):
+        yield _small((typical, made), (len(counts), len(aim.counts)))
+    reads = wanted.reads(counts, row_bytes)
+    if reads.factor > READ_FACTOR and aim.reads.factor < WORTH_IT * reads.factor:
+        yield _few(len(counts), reads, aim.reads, wanted)
 
 
-def note_lanes(facts: Facts, row_bytes: float, wanted: Wanted) -> Iterator[str]:
-    """Yield a note where the layout is good for the ranks, but only with lanes that the user has to name."""
+def note_lanes(facts: Facts, row_bytes: float, wanted: Wanted, aim: Aim) -> Iterator[str]:
+    """Yield a note where ranks read too much, and a rewrite is no cure: lanes that the user has to name, or none."""
     counts = facts.group_rows
     if float(counts.sum()) * row_bytes <= wanted.row_group_bytes:
         return
@@ -158,46 +77,47 @@ def note_lanes(facts: Facts, row_bytes: float, wanted: Wanted) -> Iterator[str]:
             f"start a run of {wanted.world:,} ranks with lanes={reads.lanes}: together they read {reads.factor:.2f} "
             f"times the bytes needed, instead of {plain:.2f} times"
         )
+    elif reads.factor >= 2 and aim.reads.factor >= WORTH_IT * reads.factor:
+        yield (
+            f"all ranks together read {reads.factor:.2f} times the bytes needed, and other row groups do not help: use "
+            "fewer ranks, or a larger window_bytes"
+        )
 
 
-def _poorly_mixed(plan: Plan) -> bool:
-    is_whole = plan.order.lanes == 1 and (plan.order.block or 0) >= plan.num_rows
-    return not is_whole and (plan.chunks_per_batch or 0) < min(FEW_CHUNKS, plan.share.batch_size) - 0.5
-
-
-def _large(typical: float, now: Plan, then: Plan, wanted: Wanted) -> Finding:
+def _large(typical: float, made: float, plans: tuple[Plan, Plan], wanted: Wanted) -> Finding:
+    now, then = plans
     mixing = (now.chunks_per_batch or 0.0, then.chunks_per_batch or 0.0)
-    poor = _poorly_mixed(now)
+    poor = poorly_mixed(now)
     effect = (
         f"a shuffled batch of {wanted.batch_size:,} draws from about {count_text(round(mixing[0]), 'row group')} "
         f"(rewritten: {mixing[1]:,.0f}); every read in flight takes about {size_text(READ_COST * typical)} of memory "
-        f"(rewritten: {size_text(READ_COST * wanted.row_group_bytes)}), and a shuffle window of "
+        f"(rewritten: {size_text(READ_COST * made)}), and a shuffle window of "
         f"{size_text(wanted.window_bytes)} holds {wanted.window_bytes / typical:,.1f} row groups"
     )
     return Finding(
         "large-row-groups",
         "problem" if poor or typical > wanted.window_bytes else "advice",
-        f"row groups of {size_text(typical)} in memory are large; about {size_text(wanted.row_group_bytes)} is good",
+        f"row groups of {size_text(typical)} in memory are large; about {size_text(made)} is good",
         effect,
         "write smaller row groups",
         {"row_group_bytes": typical, "chunks_per_batch": mixing[0], "chunks_per_batch_rewritten": mixing[1]},
-        wanted.flags,
+        (),
     )
 
 
-def _small(typical: float, num_groups: int, rewritten: int, wanted: Wanted) -> Finding:
-    waits = num_groups * STORE_S / STORE_READS, rewritten * STORE_S / STORE_READS
+def _small(sizes: tuple[float, float], groups: tuple[int, int]) -> Finding:
+    waits = groups[0] * STORE_S / STORE_READS, groups[1] * STORE_S / STORE_READS
     return Finding(
         "small-row-groups",
-        "problem" if num_groups > 16 * MANY else "advice",
-        f"{count_text(num_groups, 'row group')} of {size_text(typical)} in memory are small; about "
-        f"{size_text(wanted.row_group_bytes)} is good",
-        f"{num_groups:,} reads an epoch where {rewritten:,} would do: on a store that answers in {STORE_S * 1000:.0f} "
+        "problem" if groups[0] > 16 * MANY else "advice",
+        f"{count_text(groups[0], 'row group')} of {size_text(sizes[0])} in memory are small; about "
+        f"{size_text(sizes[1])} is good",
+        f"{groups[0]:,} reads an epoch where {groups[1]:,} would do: on a store that answers in {STORE_S * 1000:.0f} "
         f"ms, {STORE_READS} asked at a time, {waits[0]:,.1f} s of waiting an epoch instead of {waits[1]:,.1f} s, and "
-        f"footers {num_groups / max(rewritten, 1):,.0f} times as long",
+        f"footers {groups[0] / max(groups[1], 1):,.0f} times as long",
         "write larger row groups",
-        {"row_group_bytes": typical, "reads": num_groups, "reads_rewritten": rewritten, "store_wait_s": waits[0]},
-        wanted.flags,
+        {"row_group_bytes": sizes[0], "reads": groups[0], "reads_rewritten": groups[1], "store_wait_s": waits[0]},
+        (),
     )
 
 
@@ -211,17 +131,16 @@ def _few(num_groups: int, now: Reads, then: Reads, wanted: Wanted) -> Finding:
         f"(rewritten: {then.factor:.2f}), because several of them read the same row groups",
         f"write more and smaller row groups{lanes}; or use fewer ranks, or a larger window_bytes",
         {"read_factor": now.factor, "read_factor_rewritten": then.factor, "world": wanted.world},
-        wanted.flags,
+        (),
     )
 
 
-def check_file_sizes(facts: Facts, open_s: float, wanted: Wanted) -> Iterator[Finding]:
-    """Many tiny files."""
+def check_file_sizes(facts: Facts, open_s: float, wanted: Wanted, fewer: int) -> Iterator[Finding]:
+    """Many tiny files, where a rewrite would make `fewer`."""
     sizes = facts.file_bytes
-    if len(sizes) <= MANY or sizes.mean() >= wanted.row_group_bytes:
+    if not wanted.has_tiny_files(len(sizes), int(sizes.sum())) or fewer >= WORTH_IT * len(sizes):
         return
     mean = float(sizes.mean())
-    fewer = max(1, math.ceil(float(sizes.sum()) / (32 * wanted.row_group_bytes)))
     store_s = len(sizes) * STORE_S / STORE_READS
     yield Finding(
         "tiny-files",
@@ -231,7 +150,7 @@ def check_file_sizes(facts: Facts, open_s: float, wanted: Wanted) -> Iterator[Fi
         f"s on a store that answers in {STORE_S * 1000:.0f} ms; {count_text(fewer, 'file')} would do",
         "write fewer, larger files",
         {"files": len(sizes), "file_bytes": mean, "store_open_s": store_s, "files_rewritten": fewer},
-        wanted.flags,
+        (),
     )
 
 
@@ -263,6 +182,8 @@ def check_schemas(facts: Facts, failure: str | None) -> Iterator[Finding]:
     others = sum(count for _, count, _ in schemas[1:])
     difference = _difference(schemas[0][0], schemas[1][0])
     effect = failure or "they hold the same values in other types, which are cast each time they are read"
+    if not failure and all(_types(schema) == _types(schemas[0][0]) for schema, _, _ in schemas):
+        effect = "the types are the same, so that nothing is cast: a column may have nulls where one file says so"
     yield Finding(
         "mixed-schemas",
         "problem" if failure else "advice",
@@ -279,6 +200,10 @@ def check_schemas(facts: Facts, failure: str | None) -> Iterator[Finding]:
     )
 
 
+def _types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
 def _difference(one: pa.Schema, other: pa.Schema) -> str:
     for name in dict.fromkeys([*one.names, *other.names]):
         here, there = (schema.field(name) if name in schema.names else None for schema in (one, other))
@@ -288,7 +213,7 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
             return f"column {name!r} is {there.type}, not {here.type}"
         if here.nullable != there.nullable:
             return f"column {name!r} is {'nullable' if there.nullable else 'not nullable'} there"
-    return "the columns come in another order"
+    return "their columns are alike"
 
 
 def check_metadata(facts: Facts) -> Iterator[Finding]:

@@ -1,20 +1,23 @@
 """`penstock.doctor.examine`: what is wrong with a dataset for training, how much it costs, and the cure.
 
-Sees all parts of the doctor: `facts` reads footers, `checks` and `labels` judge, `report` is what comes out. Changes
-nothing on disk.
+Sees all parts of the doctor: `facts` reads footers, `weigh` rows, `aim` says what a rewrite would make, `checks` and
+`labels` judge, `report` is what comes out. Changes nothing on disk.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.dataset import open_parquet
 from penstock.doctor import checks
+from penstock.doctor.aim import Wanted, aim
 from penstock.doctor.facts import gather_facts
 from penstock.doctor.labels import check_label, find_label
 from penstock.doctor.report import Finding, Report
+from penstock.doctor.weigh import weigh
 from penstock.errors import BadFile, MetadataError, PlanError, SchemaError
 from penstock.options import WINDOW_BYTES
 
@@ -62,27 +65,28 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     for name, value in (("world", world), ("batch_size", batch_size), ("row_group_bytes", row_group_bytes)):
         if value < 1:
             raise PlanError(f"{name} must be at least 1; got {value}")
-    wanted = checks.Wanted(world, batch_size, row_group_bytes, window_bytes)
+    wanted = Wanted(world, batch_size, row_group_bytes, window_bytes)
     facts = gather_facts(source, storage_options, filesystem)
     start = time.perf_counter()
     opened, failure = _open(source, storage_options, filesystem)
     open_s = time.perf_counter() - start
-    found = [*checks.check_files(facts), *checks.check_schemas(facts, failure), *checks.check_metadata(facts)]
-    notes: list[str] = []
-    if opened is not None and len(opened.chunk_rows):
-        more, notes = _judge(opened, facts, wanted, label)
-        found += [*more, *checks.check_file_sizes(facts, open_s, wanted)]
-    elif failure is None or not facts.files:
+    found, notes = list(checks.check_files(facts)), list[str]()
+    if opened is not None and not len(opened.chunk_rows):
         found += _no_rows(facts)
-    elif not any(finding.severity == "problem" for finding in found):
-        found.append(Finding("does-not-open", "problem", "the dataset does not open", failure, "see the message", {}))
-    found += checks.check_statistics(facts)
+    else:
+        found += [*checks.check_schemas(facts, failure), *checks.check_metadata(facts), *checks.check_statistics(facts)]
+    if opened is None:
+        found = [replace(finding, flags=None) for finding in found]  # `rewrite` reads what opens
+        if not any(finding.severity == "problem" for finding in found):
+            say = failure or ""
+            found.append(Finding("does-not-open", "problem", "the dataset does not open", say, "see the message", {}))
+    elif len(opened.chunk_rows):
+        found, notes = _judge(opened, facts, wanted, (label, open_s), found)
     found.sort(key=lambda finding: finding.severity != "problem")
-    names = [source] if isinstance(source, str | os.PathLike) else source
-    url = " ".join(str(os.fspath(name)) for name in names)
-    size = int(facts.file_bytes.sum()) if facts.files else 0
+    names = tuple(str(os.fspath(name)) for name in ([source] if isinstance(source, str | os.PathLike) else source))
+    sizes = len(facts.files), len(facts.group_rows), int(facts.file_bytes.sum())
     rows = int(facts.group_rows.sum())
-    return Report(url, rows, len(facts.files), len(facts.group_rows), size, open_s, tuple(found), tuple(notes))
+    return Report(" ".join(names), rows, *sizes, open_s, tuple(found), tuple(notes), names)
 
 
 def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[ParquetSource | None, str | None]:
@@ -95,17 +99,26 @@ def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[ParquetSo
 
 
 def _judge(
-    opened: ParquetSource, facts: Facts, wanted: checks.Wanted, label: str | None
+    opened: ParquetSource, facts: Facts, wanted: Wanted, known: tuple[str | None, float], found: list[Finding]
 ) -> tuple[list[Finding], list[str]]:
-    row_bytes = opened.row_bytes()
-    found = list(checks.check_groups(facts, row_bytes, wanted))
-    notes = list(checks.note_lanes(facts, row_bytes, wanted))
+    """Add what is wrong with rows and their layout; let every cure be one that leaves the layout good."""
+    label, open_s = known
+    rows = weigh(opened, int(facts.file_bytes.sum()))
     name = find_label(opened.arrow_schema, label)
+    notes = []
+    labels: list[Finding] = []
     if name is None:
-        notes.append("no column looks like a label, so that sorting was not looked at; --label COLUMN names one")
-        return found, notes
-    plan = wanted.plan(facts.group_rows, row_bytes)
-    return found + list(check_label(opened, name, plan, wanted)), notes
+        notes.append("no column looks like a label, so that sorting was not looked at; label= (--label) names one")
+    else:
+        labels = list(check_label(opened, name, wanted.plan(facts.group_rows, rows.memory), wanted))
+    best = aim(rows, wanted, shuffle=bool(labels))
+    found = [*found, *checks.check_groups(facts, rows, wanted, best), *labels]
+    found += checks.check_file_sizes(facts, open_s, wanted, best.files)
+    if best.dissolved and any(finding.flags is not None for finding in found):
+        what = "a shuffle within each of them is none of the whole" if labels else "rows are too few in each of them"
+        notes.insert(0, f"the cure dissolves the folders of {', '.join(map(repr, best.dissolved))}: {what}")
+    notes = [*checks.note_lanes(facts, rows.memory, wanted, best), *notes]
+    return [f if f.flags is None else replace(f, flags=(*best.flags, *f.flags)) for f in found], notes
 
 
 def _no_rows(facts: Facts) -> list[Finding]:

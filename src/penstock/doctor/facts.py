@@ -79,12 +79,18 @@ class Facts:
         return bool(self.side_keys & {SCHEMA_KEY, PETASTORM_SCHEMA_KEY}) or any(file.stored for file in self.files)
 
     def schemas(self) -> list[tuple[pa.Schema, int, str]]:
-        """Return the Arrow schemas that occur, the most frequent first: schema, files, the first such file."""
+        """Return the Arrow schemas that occur, the most frequent first: schema, files, the first such file.
+
+        Columns in another order are the same schema: they are read by name.
+        """
         counts: Counter[pa.Schema] = Counter()
         first: dict[pa.Schema, str] = {}
+        known: dict[tuple[pa.Field, ...], pa.Schema] = {}
         for file in self.files:
-            counts[file.schema] += 1
-            first.setdefault(file.schema, file.path)
+            fields = tuple(sorted(file.schema, key=lambda field: str(field.name)))
+            schema = known.setdefault(fields, file.schema)
+            counts[schema] += 1
+            first.setdefault(schema, file.path)
         return [(schema, count, first[schema]) for schema, count in counts.most_common()]
 
     def no_statistics(self) -> dict[str, tuple[int, int]]:
@@ -153,8 +159,9 @@ def _lacks_statistics(column: Any) -> bool:
         return True
     if statistics.has_min_max:
         return False
-    # Nothing but nulls has no least value: there is nothing to say.
-    return not (statistics.has_null_count and statistics.null_count == column.num_values)
+    # Nothing but nulls, or NaN, has no least value: there is nothing to say, and no writer says more.
+    is_float = column.physical_type in ("FLOAT", "DOUBLE")
+    return not (statistics.has_null_count and (is_float or statistics.null_count == column.num_values))
 
 
 def is_plain(kind: pa.DataType) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset import ParquetSource
-    from penstock.doctor.checks import Wanted
+    from penstock.doctor.aim import Wanted
     from penstock.plan.plan import Plan
 
 NAMES = ("label", "labels", "class", "class_id", "cls", "target", "y", "category", "label_id", "target_id")
@@ -75,13 +75,16 @@ def check_label(source: ParquetSource, label: str, plan: Plan, wanted: Wanted) -
     if found.labels < 2 or found.stored >= SORTED * found.random:
         return
     poor = found.shuffled < SORTED * found.random
+    shuffle = "shuffle once on disk"
+    if source.partitions:  # a folder holds its rows together, shuffled or not
+        shuffle += f", without the folders of {', '.join(map(repr, source.partitions))}"
     yield Finding(
         "sorted-by-label",
         "problem" if poor else "advice",
         f"rows with the same {label!r} lie together",
         f"a batch of {wanted.batch_size:,} has {found.stored:.1f} labels as stored and with shuffle='groups', "
         f"{found.shuffled:.1f} with shuffle=True, {found.random:.1f} drawn from all rows (of {found.labels:,})",
-        "shuffle once on disk" if poor else "train with shuffle=True, or shuffle once on disk",
+        shuffle if poor else f"train with shuffle=True, or {shuffle}",
         {"stored": found.stored, "shuffled": found.shuffled, "random": found.random, "labels": found.labels},
         ("--shuffle",),
     )

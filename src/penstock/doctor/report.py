@@ -5,6 +5,7 @@ Made by `examine`; read by people and by the command line. Holds no knowledge of
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -32,7 +33,7 @@ class Finding:
     numbers: dict[str, float]
     """The figures of the effect, by name."""
     flags: tuple[str, ...] | None = None
-    """What `penstock rewrite` needs to cure it, if anything; None where rewriting is no cure."""
+    """What `penstock rewrite` needs to cure it and to cause nothing else; None where rewriting is no cure."""
 
     def __str__(self) -> str:
         lines = [f"{self.severity:8} {self.what}"]
@@ -57,6 +58,8 @@ class Report:
     """Problems first, then advice."""
     notes: tuple[str, ...] = field(default=())
     """What to know beside: what was not looked at, what to start the run with."""
+    sources: tuple[str, ...] = field(default=())
+    """What was looked at, name by name; `url` has them in one text."""
 
     @property
     def problems(self) -> tuple[Finding, ...]:
@@ -73,7 +76,8 @@ class Report:
         """The command that cures what rewriting can cure; None where there is nothing of that kind."""
         curable = [finding.flags for finding in self.findings if finding.flags is not None]
         flags = dict.fromkeys(flag for flags in curable for flag in flags)
-        return " ".join(["penstock rewrite", self.url, "OUT", *flags]) if curable else None
+        names = map(shlex.quote, self.sources or (self.url,))
+        return " ".join(["penstock rewrite", *names, "OUT", *flags]) if curable else None
 
     def __str__(self) -> str:
         counts = [(self.rows, "row"), (self.files, "file"), (self.row_groups, "row group")]

@@ -1,6 +1,6 @@
 """`penstock.doctor.rewrite`: write a dataset again in a better layout, without Spark and in bounded memory.
 
-Puts the parts together: `stored` gives rows as they lie, `spill` shuffles them, `penstock.write` writes them. Cells are
+Puts the parts together: `stored` gives rows as they lie, `spill` shuffles them, a `Writer` writes them. Cells are
 copied and never decoded, so that a JPEG stays the same bytes. The source is not changed.
 """
 
@@ -26,8 +26,8 @@ from penstock.progress import progress
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY
 from penstock.schema.stored import PETASTORM_INDEX_KEY, PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.storage import expand_glob, has_magic, resolve
-from penstock.write import write
 from penstock.write.options import AUTO, ROW_GROUP_BYTES
+from penstock.write.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.write import Written
     from penstock.write.options import Compression
+    from penstock.write.sources import Tables
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +55,12 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
     row_group_bytes: int = ROW_GROUP_BYTES,
     rows_per_file: int | None = None,
     shuffle: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     compression: Compression = AUTO,
     partition_by: str | Sequence[str] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
-    memory_bytes: int = MEMORY_BYTES,
+    memory_bytes: int | None = None,
     temp_folder: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
@@ -77,14 +78,15 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
         row_group_bytes: Most bytes of a row group, encoded and before Parquet's compression.
         rows_per_file: Rows of each file but the last; default: files of about 512 MiB.
         shuffle: Permute all rows, uniformly: a true shuffle, the same for equal `seed` whatever the memory. What does
-            not fit memory goes through files: about the size of the dataset in `temp_folder`.
-        seed: Picks the permutation.
+            not fit memory goes through files: about the size of the dataset in `temp_folder`. Columns that are folders
+            stay so, and rows stay in theirs, unless `partition_by` says otherwise.
+        seed: Picks the permutation; default 0. Only with `shuffle`.
         compression: Parquet's codec, or one for each column; "auto" is snappy, and none for images and zipped arrays.
         partition_by: Columns that become folders; default: those of the source; [] for none.
         on_error: "skip" leaves out files that cannot be opened.
         overwrite: Replace a dataset that is at `url`.
-        memory_bytes: Bytes of rows that a shuffle may hold; the writer takes a few row groups more.
-        temp_folder: Where rows wait for their turn; default: beside a local `url`, else the system's.
+        memory_bytes: Bytes of rows that a shuffle may hold, default 1 GiB; the writer takes a few row groups more.
+        temp_folder: Where a shuffle lets rows wait for their turn; default: beside a local `url`, else the system's.
         storage_options: For the filesystems of URLs.
         filesystem: A pyarrow or fsspec filesystem to use instead, for both.
 
@@ -92,11 +94,10 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
         DatasetNotFound: Nothing is at `source`.
         DatasetExists: Something is at `url` already.
         BadFile: A file of `source` cannot be read.
-        PlanError: `url` is `source`, lies in it or holds files of it, links followed.
+        PlanError: `url` is `source`, lies in it or holds files of it, links followed; or an option of a shuffle is
+            given without `shuffle`.
     """
-    check_seed(seed)
-    if memory_bytes < 1:
-        raise PlanError(f"memory_bytes must be at least 1; got {memory_bytes}")
+    _check_shuffle(shuffle=shuffle, seed=seed, memory_bytes=memory_bytes, temp_folder=temp_folder)
     places = {"storage_options": storage_options, "filesystem": filesystem}
     _refuse_itself(source, url, places)
     rows = StoredRows(source, on_error=on_error, **places)
@@ -104,11 +105,11 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
     with contextlib.ExitStack() as after:
         batches = rows.batches()
         if shuffle:
-            spill = Spill(after.enter_context(_temporary(temp_folder, url, places)), memory_bytes)
+            folder = after.enter_context(_temporary(temp_folder, url, places))
+            spill = Spill(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
             seen = _with_progress(batches, rows.num_rows)
-            batches = shuffled(seen, seed=seed, num_bytes=rows.num_bytes, spill=spill)
-        written = write(
-            rows.tables(batches),
+            batches = shuffled(seen, seed=seed or 0, num_bytes=rows.num_bytes, spill=spill)
+        writer = _Rewriter(
             url,
             row_group_bytes=row_group_bytes,
             rows_per_file=rows_per_file,
@@ -117,8 +118,40 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
             compression=compression,
             **places,
         )
+        with writer:
+            writer.extend_once(rows.tables(batches))
     _carry_over(rows, url, places)
-    return written
+    return writer.written
+
+
+class _Rewriter(Writer):
+    """A writer that another one cannot go on with: a target that it leaves says to run the rewrite again."""
+
+    def extend_once(self, tables: Tables) -> None:
+        """Take all rows; the progress bar knows how many."""
+        self._take(self._expect(tables), skip=0, copy=False)
+
+    def _notes(self) -> dict[str, Any]:
+        with_it = (
+            " with overwrite=True" if self._stage.folder is None else ""
+        )  # on a store, what is there is in the way
+        return {"cure": f"run the rewrite again{with_it} (it begins anew)"}
+
+
+def _check_shuffle(*, shuffle: bool, seed: int | None, memory_bytes: int | None, temp_folder: Any) -> None:
+    """Check the options of a shuffle, and refuse them where nothing is shuffled: they would be ignored."""
+    given = {"seed": seed, "memory_bytes": memory_bytes, "temp_folder": temp_folder}
+    unused = [f"{name}={value}" for name, value in given.items() if value is not None]
+    if unused and not shuffle:
+        raise PlanError(
+            f"{unused[0]} is for a shuffle, and rows keep their order without shuffle=True; pass shuffle=True too, or "
+            f"leave {unused[0].partition('=')[0]} out"
+        )
+    check_seed(seed or 0)
+    if memory_bytes is not None and memory_bytes < 1:
+        raise PlanError(f"memory_bytes must be at least 1; got {memory_bytes}")
+    if temp_folder is not None and not os.path.isdir(temp_folder):
+        raise PlanError(f"temp_folder must be a folder that is there; got {os.fspath(temp_folder)!r}")
 
 
 def _with_progress(batches: Iterator[pa.RecordBatch], total: int) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,8 @@ Used by `task` around the user's function, in whatever process that runs. Cases:
   size, and moved (most stores: copied on the server);
 - an input on a store is downloaded to the scratch folder first;
 - an error: what was made under the hidden name is removed;
-- a killed process: the hidden file stays until a later run that has the same output ends (`sweep`).
+- files that the function makes beside its output, whose names begin with the hidden one: removed when the run ends;
+- a killed process: the hidden files stay until a later run that has the same output ends (`sweep`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import re
 import shutil
 import tempfile
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,20 +28,24 @@ from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 from penstock.errors import JobFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from penstock.jobs.pairs import Store
 
 PREFIX = ".penstock-"
-"""Begins the hidden names; then 12 hex digits, a dot and the name itself, so that programs see its ending."""
+"""Begins the hidden names; then 12 hex digits (6 of the run, 6 of the attempt), a dot and the name itself, so that
+programs see its ending."""
+_HIDDEN = re.compile(re.escape(PREFIX) + r"([0-9a-f]{12})\.(.+)", re.DOTALL)
+_OLD_S = 86400
+"""What has not changed for a day belongs to no run that is alive."""
 _COPY_BYTES = 4 << 20
 _CANNOT = (OSError, NotImplementedError, pa.ArrowException)
 
 
-def hidden_name(path: str) -> str:
-    """Return a new hidden name in the folder of `path`, with the same ending."""
+def hidden_name(path: str, token: str) -> str:
+    """Return a new hidden name in the folder of `path`, with the same ending; `token` is that of the run."""
     folder, name = posixpath.split(path)
-    return posixpath.join(folder, f"{PREFIX}{os.urandom(6).hex()}.{name}")
+    return posixpath.join(folder, f"{PREFIX}{token}{os.urandom(3).hex()}.{name}")
 
 
 def exists(store: Store, path: str) -> bool:
@@ -62,17 +69,17 @@ def near(store: Store, path: str, scratch: str | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def committed(store: Store, path: str, scratch: str | None) -> Iterator[str]:
+def committed(store: Store, path: str, scratch: str | None, token: str) -> Iterator[str]:
     """Give a local path to make an output at; when the block ends well it becomes the output, else it is removed."""
     fs, place = store.resolve(path)
     if isinstance(fs, LocalFileSystem):
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        made = hidden_name(place)
+        made = hidden_name(place, token)
         try:
             yield made
             _check_made(made, path)
             _sync(made)
-            _replace(made, place)
+            _replace(made, place, token)
         finally:
             _remove(made)
         return
@@ -82,14 +89,14 @@ def committed(store: Store, path: str, scratch: str | None) -> Iterator[str]:
         _check_made(made, path)
         if os.path.isdir(made):
             raise JobFailed(f"a folder was made for {path!r}; on a store an output is one file")
-        _upload(fs, made, place)
+        _upload(fs, made, place, token)
 
 
 @contextlib.contextmanager
-def committed_url(store: Store, path: str) -> Iterator[str]:
+def committed_url(store: Store, path: str, token: str) -> Iterator[str]:
     """As `committed`, but give the hidden name as the user writes it, on the store itself: the function uploads."""
     fs, place = store.resolve(path)
-    made = hidden_name(path)
+    made = hidden_name(path, token)
     made_place = store.resolve(made)[1]
     try:
         yield made
@@ -116,22 +123,37 @@ def there(store: Store, paths: Iterable[str]) -> set[str]:
     return found
 
 
-def sweep(store: Store, paths: Iterable[str]) -> int:
-    """Remove what killed workers left of these outputs, from this run or an earlier one; return how many."""
+def sweep(store: Store, paths: Iterable[str], token: str) -> int:
+    """Remove what is left under hidden names of the run `token`, and of these outputs by a killed one; return how many.
+
+    Another job may be at work in the same folders, and its files are left alone.
+    """
     count = 0
     for fs, folder, wanted in _by_folder(store, paths):
         with contextlib.suppress(*_CANNOT):
-            for info in fs.get_file_info(FileSelector(folder, allow_not_found=True)):
-                if _owner(info.base_name) in wanted:
-                    fs.delete_dir(info.path) if info.type == FileType.Directory else fs.delete_file(info.path)
-                    count += 1
+            for info in _leftovers(fs.get_file_info(FileSelector(folder, allow_not_found=True)), wanted, token):
+                fs.delete_dir(info.path) if info.type == FileType.Directory else fs.delete_file(info.path)
+                count += 1
     return count
 
 
-def _owner(name: str) -> str | None:
-    """Return the output that a hidden name belongs to; None for other names."""
-    token, dot, owner = name.removeprefix(PREFIX).partition(".")
-    return owner if name.startswith(PREFIX) and dot and len(token) == 12 else None
+def _leftovers(infos: Iterable[Any], wanted: Container[str], token: str) -> list[Any]:
+    """Return what to remove in a folder: all of this run; of others the output of an attempt and what begins like it.
+
+    Where a killed attempt left no output, only what it made beside, a name that begins like one of ours may also be
+    that of another job: it has to be old.
+    """
+    found = [(match, info) for info in infos if (match := _HIDDEN.fullmatch(info.base_name))]
+    dead = {match[1] for match, _ in found if match[2] in wanted or match[1].startswith(token)}
+    return [info for match, info in found if match[1] in dead or (_is_old(info) and _begins(match[2], wanted))]
+
+
+def _is_old(info: Any) -> bool:
+    return info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > _OLD_S
+
+
+def _begins(name: str, wanted: Container[str]) -> bool:
+    return any(name[:end] in wanted for end in range(1, len(name)))
 
 
 def _by_folder(store: Store, paths: Iterable[str]) -> Iterator[tuple[Any, str, dict[str, str]]]:
@@ -174,12 +196,12 @@ def _sync(made: str) -> None:
                 os.fsync(file.fileno())
 
 
-def _replace(made: str, place: str) -> None:
+def _replace(made: str, place: str, token: str) -> None:
     folders = os.path.isdir(made) or (os.path.isdir(place) and not os.path.islink(place))
     if not folders or not os.path.lexists(place):
         os.replace(made, place)
         return
-    old = hidden_name(place)  # a folder is not replaced in one step: the old one steps aside
+    old = hidden_name(place, token)  # a folder is not replaced in one step: the old one steps aside
     os.rename(place, old)
     try:
         os.replace(made, place)
@@ -194,8 +216,8 @@ def _remove(path: str) -> None:
         shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
-def _upload(fs: Any, local: str, place: str) -> None:
-    made = hidden_name(place)
+def _upload(fs: Any, local: str, place: str, token: str) -> None:
+    made = hidden_name(place, token)
     fs.create_dir(posixpath.dirname(place), recursive=True)
     try:
         with open(local, "rb") as source, fs.open_output_stream(made) as sink:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import tempfile
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
@@ -25,7 +26,6 @@ from penstock.options import one_of
 from penstock.progress import Progress, progress
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock.jobs.executors import Executor
@@ -66,8 +66,9 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
             paths; one that is not named is the program's standard input or output.
         inputs: A pattern, a folder, numbered names (`{0000..0147}`), a file, or a list of files. Without `outputs`:
             pairs of (input, output), or a dict.
-        outputs: A folder, a template with `{name}`, `{stem}`, `{suffix}`, `{relative}` (path below the pattern's or
-            input's folder) or `{index}` (`{index:05d}`), numbered names, a list, or a function of the input.
+        outputs: A folder (a name without an ending, or with a slash at its end), for one input also a file, a template
+            with `{name}`, `{stem}`, `{suffix}`, `{relative}` (path below the pattern's or input's folder) or `{index}`
+            (`{index:05d}`), numbered names, a list, or a function of the input.
         executor: "local" (processes of this machine), "ray", "spark" (the active session), "serial" (here, for
             debugging), or any object with a `submit` like those of `concurrent.futures`.
         workers: Attempts at once; default: the cores of this machine, or as many as the cluster takes.
@@ -93,16 +94,17 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
     skipped = there(store, targets) if skip_existing else set()
     tasks = [Task(index, *pair, attempt=1) for index, pair in enumerate(pairs) if pair[1] not in skipped]
     run = _Run(retries)
+    token = os.urandom(3).hex()
     with _scratch(executor) as scratch, contextlib.ExitStack() as after:
-        job = Job(_function(fn), store, skip_existing, stage, scratch)
+        job = Job(_function(fn), store, skip_existing, stage, scratch, token)
         engine = make_executor(executor, job, workers, executor_options)
+        after.callback(sweep, store, targets, token)
         if tasks:
-            after.callback(sweep, store, targets)
             after.enter_context(engine)
             run.drive(tasks, engine, after.enter_context(progress(len(tasks), _label(fn), unit="files")))
     report = run.report(tuple(output for output in targets if output in skipped))
     if report.failed and on_error == "raise":
-        raise JobFailed(report.failure_text(), report=report)
+        raise JobFailed(report.failure_text(skip_existing=skip_existing), report=report)
     return report
 
 

@@ -6,6 +6,7 @@ an output belongs to exactly one. Local names come out absolute: workers may run
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import posixpath
@@ -27,6 +28,8 @@ FIELDS = ("name", "stem", "suffix", "relative", "index")
 """What a template of outputs may name."""
 _BRACES = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([^{}]*,[^{}]*))\}")
 _FIELD = re.compile(r"\{([^{}]*)\}")
+_SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+"""Schemes that are other names of one store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,14 @@ def make_pairs(inputs: Any, outputs: Outputs | None, store: Store) -> list[Pair]
     """Return every (input, output), in the order of the inputs.
 
     Raises:
-        PlanError: inputs and outputs do not fit together, or two inputs would have one output.
+        PlanError: inputs and outputs do not fit together, or a pair would overwrite what another reads or makes.
         DatasetNotFound: a pattern or folder holds nothing.
     """
     if outputs is None:
         pairs = _given(inputs)
     else:
         found = _inputs(inputs, store)
-        pairs = list(zip([one.path for one in found], _outputs(found, outputs, inputs), strict=True))
+        pairs = list(zip([one.path for one in found], _outputs(found, outputs, inputs, store), strict=True))
     _check(pairs, store)
     return [(_absolute(source, store), _absolute(target, store)) for source, target in pairs]
 
@@ -163,23 +166,18 @@ def _like(source: str, path: str, found: str) -> str:
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def _outputs(found: Sequence[_Input], outputs: Any, inputs: Any) -> list[str]:
+def _outputs(found: Sequence[_Input], outputs: Any, inputs: Any, store: Store) -> list[str]:
     if callable(outputs):
         return [_text(outputs(one.path)) for one in found]
     if isinstance(outputs, str | os.PathLike):
-        return _from_text(found, _text(outputs), single=_is_single(found, inputs))
+        return _from_text(found, _text(outputs), inputs, store)
     listed = [_text(one) for one in outputs]
     if len(listed) != len(found):
         raise PlanError(f"{len(found):,} inputs and {len(listed):,} outputs: each input needs its own output")
     return listed
 
 
-def _is_single(found: Sequence[_Input], inputs: Any) -> bool:
-    """Whether the user named one file, so that the output names one too."""
-    return isinstance(inputs, str | os.PathLike) and len(found) == 1 and found[0].path == os.fspath(inputs)
-
-
-def _from_text(found: Sequence[_Input], text: str, *, single: bool) -> list[str]:
+def _from_text(found: Sequence[_Input], text: str, inputs: Any, store: Store) -> list[str]:
     numbered = expand_braces(text)
     if len(numbered) > 1:
         if len(numbered) != len(found):
@@ -187,9 +185,29 @@ def _from_text(found: Sequence[_Input], text: str, *, single: bool) -> list[str]
         return numbered
     if _FIELD.search(text):
         return [_fill(text, one, index) for index, one in enumerate(found)]
-    if single and not text.endswith("/") and not os.path.isdir(text):
-        return [text]
-    return [f"{text.rstrip('/')}/{one.relative}" for one in found]  # a folder
+    if not _is_file(text, store):
+        return [f"{text.rstrip('/')}/{one.relative}" for one in found]
+    if found and not _is_single(found, inputs):
+        what = "a pattern or folder" if isinstance(inputs, str | os.PathLike) else f"{len(found):,} files"
+        raise PlanError(
+            f"outputs={text!r} reads as the name of one file, and the inputs are {what}; write {text + '/'!r} if it is "
+            f"to be a folder, or a template such as '{{stem}}{posixpath.splitext(text)[1]}'"
+        )
+    return [text for _ in found]
+
+
+def _is_single(found: Sequence[_Input], inputs: Any) -> bool:
+    """Whether the user named one file, alone or in a list, and not a pattern or folder that happens to hold one."""
+    is_name = not isinstance(inputs, str | os.PathLike) or found[0].path == os.fspath(inputs)
+    return len(found) == 1 and is_name
+
+
+def _is_file(text: str, store: Store) -> bool:
+    """Whether outputs name one file, and not a folder: by an ending such as `.txt`, unless such a folder is there."""
+    if text.endswith("/") or not posixpath.splitext(text.replace(os.sep, "/"))[1]:
+        return False
+    fs, path = store.resolve(text)
+    return bool(fs.get_file_info(path).type != FileType.Directory)
 
 
 def _fill(template: str, one: _Input, index: int) -> str:
@@ -216,17 +234,73 @@ def _fill(template: str, one: _Input, index: int) -> str:
 
 
 def _check(pairs: Sequence[Pair], store: Store) -> None:
-    owner: dict[str, str] = {}
+    """Refuse pairs of which one would overwrite what another one reads or makes, links to folders followed."""
+    places = _Places(store)
+    read: dict[str, str] = {}
+    for source, _ in pairs:
+        read |= dict.fromkeys(places.read(source), source)
+    made: dict[str, str] = {}
     for source, target in pairs:
-        path = _key(target, store)
-        if path == _key(source, store):
+        place = places.made(target)
+        if place in places.read(source):
             raise PlanError(f"{source!r} is input and output at once; write the output somewhere else")
-        if path in owner:
+        if place in read:
             raise PlanError(
-                f"two inputs have the output {target!r}: {owner[path]!r} and {source!r}; "
+                f"the output {target!r} of {source!r} is the input {read[place]!r} of another pair, which would be "
+                "overwritten; write the output somewhere else"
+            )
+        if place in made:
+            raise PlanError(
+                f"two inputs have the output {target!r}: {made[place]!r} and {source!r}; "
                 "use outputs='folder/{relative}' or '{index}', or give the outputs one by one"
             )
-        owner[path] = source
+        made[place] = source
+    _refuse_nested(read, made)
+
+
+def _refuse_nested(read: Mapping[str, str], made: Mapping[str, str]) -> None:
+    """Refuse an output that is a folder above an input or another output: when it appears, they would go."""
+    for what, places in (("input", read), ("output", made)):
+        above: dict[str, str] = {}
+        for place in places:
+            folder = posixpath.dirname(place)
+            while folder not in above and folder != posixpath.dirname(folder):
+                above[folder] = place
+                folder = posixpath.dirname(folder)
+        inside = next((above[place] for place in made if place in above), None)
+        if inside is not None:
+            output = next(place for place in made if f"{inside}/".startswith(f"{place}/") and place != inside)
+            raise PlanError(
+                f"the {what} {inside!r} lies in {output!r}, which is the output of {made[output]!r}: one would replace "
+                "the other; write the output somewhere else"
+            )
+
+
+class _Places:
+    """One name for one place, without asking a store; local folders are looked at once each, for links."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._real = functools.cache(os.path.realpath)
+
+    def made(self, path: str) -> str:
+        """Return where an output goes: a link under its own name is replaced, and not what it leads to."""
+        return self._place(path)[0]
+
+    def read(self, path: str) -> set[str]:
+        """Return where an input lies: its name and, where that is a link, what it leads to."""
+        place, local = self._place(path)
+        return {place, os.path.realpath(place).replace(os.sep, "/")} if local and os.path.islink(place) else {place}
+
+    def _place(self, path: str) -> tuple[str, bool]:
+        scheme, found, rest = path.partition("://")
+        if found and scheme.lower() != "file" and self._store.filesystem is None:
+            return f"{_SAME.get(scheme.lower(), scheme.lower())}://{rest.strip('/')}", False
+        fs, place = self._store.resolve(path)
+        if not isinstance(fs, LocalFileSystem):
+            return place.strip("/"), False
+        folder, name = posixpath.split(place)
+        return posixpath.join(self._real(folder).replace(os.sep, "/"), name), True
 
 
 def _absolute(path: str, store: Store) -> str:
@@ -240,10 +314,3 @@ def _absolute(path: str, store: Store) -> str:
     if not isinstance(fs, LocalFileSystem):
         return path
     return f"{place.rstrip('/')}/" if path.endswith("/") else place
-
-
-def _key(path: str, store: Store) -> str:
-    """Return one name for one place, without asking a store: `a/../b` and `./b` are the same file."""
-    if "://" in path and not path.lower().startswith("file:"):
-        return path
-    return path if store.filesystem is not None else store.resolve(path)[1]

@@ -53,12 +53,18 @@ class Report:
         text = f"{len(self.done):,} done, {len(self.skipped):,} skipped, {len(self.failed):,} failed"
         return f"{text} ({count_text(made_up, 'failed attempt')} made up for)" if made_up and not self.failed else text
 
-    def failure_text(self) -> str:
+    def failure_text(self, *, skip_existing: bool) -> str:
         """Return what an error says: how many failed, which, why, and what to do."""
         failed = self.failed
         total = len(failed) + len(self.done) + len(self.skipped)
         head = f"{len(failed):,} of {count_text(total, 'file')} failed; the other outputs are complete"
-        lines = [f"{head}, and running the same call again tries only the ones that are missing:"]
+        again = ", and running the same call again tries only the ones that are missing"
+        if not skip_existing:  # an output of an earlier run may be there still, so that none need be missing
+            again = (
+                ". Outputs that failed are as they were before. With skip_existing=False the same call makes all files "
+                "again; for the failed ones alone pass [(one.input, one.output) for one in error.report.failed]"
+            )
+        lines = [f"{head}{again}:"]
         lines += [f"  {attempt}" for attempt in failed[:MOST_SHOWN]]
         if len(failed) > MOST_SHOWN:
             lines.append(f"  ... and {len(failed) - MOST_SHOWN:,} more: see the report of this error")

@@ -36,6 +36,8 @@ class Job:
     """Whether the function gets local paths for what lies on a store."""
     scratch: str | None
     """Folder for downloads and uploads; None: the worker's own temporary folder."""
+    token: str
+    """6 hex digits that all hidden names of this run begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _apply(job: Job, task: Task) -> None:
         else:
             source = task.input
         if job.stage or is_local(store, task.output):
-            target = places.enter_context(committed(store, task.output, scratch))
+            target = places.enter_context(committed(store, task.output, scratch, job.token))
         else:
-            target = places.enter_context(committed_url(store, task.output))
+            target = places.enter_context(committed_url(store, task.output, job.token))
         job.function(source, target)

@@ -235,7 +235,7 @@ class Writer:
 
     def _start(self, layout: Layout) -> None:
         self._layout = layout
-        facts = {**facts_of(layout, overwrite=self._options.overwrite), "resume": self._options.resume}
+        facts = {**facts_of(layout, overwrite=self._options.overwrite), "resume": self._options.resume, **self._notes()}
         self._check_facts(facts)
         self._journal.begin(facts)
         self._facts = facts
@@ -244,6 +244,10 @@ class Writer:
         self._files.sync_soon, self._files.check = self._journal.sync_soon, self._stage.check
         self._files.go_on(self._journal.files)
         self._pipeline = Pipeline(partial(self._store, self._files), threads=self._options.threads)
+
+    def _notes(self) -> dict[str, Any]:
+        """Return what else the journal says of this writer; a "cure" is what to do instead of resuming it."""
+        return {}
 
     def _store(self, files: FileWriter, batch: Any) -> None:
         files.add(batch)

@@ -1,0 +1,182 @@
+"""What a run does with a layout, what `penstock rewrite` would make of the rows, and the sizes to ask it for.
+
+Pure arithmetic on row counts and on what the planner says; reads nothing. `checks` compares the layout that is there
+with the one that `aim` gives. A rewrite that is asked for it leaves nothing that `checks` would find again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from penstock.plan import Cursor, Order, Share
+from penstock.plan.advice import FEW_CHUNKS, READ_FACTOR, Sizes
+from penstock.plan.order import choose_lanes, typical_rows
+from penstock.plan.plan import make_plan
+from penstock.write.files import GROUP_ROWS
+from penstock.write.options import FILE_BYTES, ROW_GROUP_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from penstock.doctor.weigh import Rows
+    from penstock.plan.plan import Plan
+
+LARGE, SMALL = 8, 1 / 16
+"""Row groups of more or less than so many times the size aimed at are far too large or small."""
+MANY = 64
+"""Fewer row groups or files than this cost little, however small they are."""
+WORTH_IT = 0.9
+"""Another setting is named only if it brings what ranks read down this far."""
+_HALVINGS = 5
+"""Sizes that are tried: the one wished for, and halves of it, down to what is small."""
+_SLACK = 1.05
+"""Where rows differ in size, row groups may come out with so many times the rows expected."""
+
+
+class Reads(NamedTuple):
+    """Bytes that all ranks together read over bytes needed, and the lanes to start the run with for that."""
+
+    factor: float
+    lanes: int | None
+    """None: those that the loader chooses by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The run that the dataset is judged for."""
+
+    world: int
+    batch_size: int
+    row_group_bytes: int
+    """Bytes of a row group that are aimed at, in memory as Arrow."""
+    window_bytes: int
+
+    def plan(self, counts: NDArray[np.int64], row_bytes: float, lanes: int | None = None) -> Plan:
+        """Return what a shuffled run over such row groups would do."""
+        chosen = choose_lanes(counts, row_bytes=row_bytes, window_bytes=self.window_bytes, lanes=lanes)
+        order = Order("lanes", 0, chosen.lanes, chosen.block)
+        sizes = Sizes(row_bytes, row_bytes, row_bytes, self.window_bytes)
+        share = Share(0, self.world, self.batch_size, "drop", False)
+        cursor = Cursor.start(0, order, int(counts.sum()))
+        return make_plan(counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=lambda rows: rows)
+
+    def reads(self, counts: NDArray[np.int64], row_bytes: float) -> Reads:
+        """Return the least that all ranks read, with lanes that fit the ranks where that helps."""
+        most = int(self.window_bytes // (2 * max(typical_rows(counts), 1) * max(row_bytes, 1.0)))
+        best = Reads(self.plan(counts, row_bytes).read_factor, None)
+        for lanes in (self.world, 2 * self.world, 3 * self.world):
+            if 1 < lanes <= min(most, len(counts)):
+                factor = self.plan(counts, row_bytes, lanes).read_factor
+                best = Reads(factor, lanes) if factor < WORTH_IT * best.factor else best
+        return best
+
+    def is_small(self, counts: NDArray[np.int64], row_bytes: float) -> bool:
+        """Tell whether there are many row groups, and far too small ones."""
+        return typical_rows(counts) * row_bytes < SMALL * self.row_group_bytes and len(counts) > MANY
+
+    def has_tiny_files(self, files: int, disk: int) -> bool:
+        """Tell whether there are many files, smaller than one good row group."""
+        return files > MANY and disk / files < self.row_group_bytes
+
+
+class Aim(NamedTuple):
+    """What a rewrite would make, and how to ask for it."""
+
+    row_group_bytes: int
+    """What to tell `penstock rewrite`."""
+    counts: NDArray[np.int64]
+    """Rows of the row groups."""
+    files: int
+    dissolved: tuple[str, ...]
+    """Partition columns that must not stay folders."""
+    reads: Reads
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The options of `penstock rewrite`, but for those that it has by default."""
+        size = (f"--row-group-bytes {_exact_size(self.row_group_bytes)}",)
+        return (size if self.row_group_bytes != ROW_GROUP_BYTES else ()) + (
+            ("--partition-by ''",) if self.dissolved else ()
+        )
+
+
+def aim(rows: Rows, wanted: Wanted, *, shuffle: bool) -> Aim:
+    """Return the layout to write: with the largest row groups that the run is good with, else the best there are.
+
+    Folders of partitions stay, unless rows are to be shuffled over all of them, or row groups or files cannot be good
+    within them.
+    """
+    if rows.total * rows.after <= wanted.row_group_bytes:  # one good row group
+        dissolved = rows.partitions if shuffle or wanted.has_tiny_files(len(rows.folders), rows.disk) else ()
+        return _made(rows, wanted, ROW_GROUP_BYTES, dissolved)
+    trials = _trials(rows, wanted, shuffle=shuffle)
+    best = next(trials)
+    while not best.is_good and (trial := next(trials, None)) is not None:
+        if trial.is_good or trial.is_better(best):
+            best = trial
+    return best.aim
+
+
+class _Trial(NamedTuple):
+    """A layout, and what would be found in it."""
+
+    aim: Aim
+    faults: int
+    """Small row groups, tiny files."""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.faults and self.aim.reads.factor <= READ_FACTOR
+
+    def is_better(self, other: _Trial) -> bool:
+        fewer = self.aim.reads.factor < WORTH_IT * other.aim.reads.factor
+        return self.faults < other.faults or (self.faults == other.faults and fewer)
+
+
+def _trials(rows: Rows, wanted: Wanted, *, shuffle: bool) -> Iterator[_Trial]:
+    # The writer counts encoded bytes: where these are far from those in memory, the wish is for the latter.
+    times = round(math.log2(max(rows.written, 1.0) / max(rows.after, 1.0)))
+    largest = wanted.row_group_bytes << times if times > 0 else wanted.row_group_bytes >> -times
+    for dissolved in dict.fromkeys([rows.partitions if shuffle else (), rows.partitions]):
+        for halving in range(_HALVINGS):
+            made = _made(rows, wanted, max(1, largest >> halving), dissolved)
+            small, tiny = wanted.is_small(made.counts, rows.after), wanted.has_tiny_files(made.files, rows.disk)
+            yield _Trial(made, small + tiny)
+
+
+def _made(rows: Rows, wanted: Wanted, row_group_bytes: int, dissolved: tuple[str, ...]) -> Aim:
+    folders = np.array([rows.total], np.int64) if dissolved else rows.folders
+    counts = _cut(folders, row_group_bytes / max(rows.written, 1.0))
+    files = int(np.maximum(1, np.ceil(folders * rows.written / FILE_BYTES)).sum())
+    reads = wanted.reads(counts, rows.after)
+    if rows.vary:
+        longer = _cut(folders, _SLACK * row_group_bytes / max(rows.written, 1.0))
+        reads = max(reads, wanted.reads(longer, rows.after), key=lambda found: found.factor)
+    return Aim(row_group_bytes, counts, files, dissolved, reads)
+
+
+def _cut(folders: NDArray[np.int64], each: float) -> NDArray[np.int64]:
+    """Return the rows of the row groups that the writer makes of folders: full ones, and the rest of each folder."""
+    full = max(1, min(int(each), GROUP_ROWS))
+    parts = [np.append(np.full(count // full, full, np.int64), count % full) for count in folders.tolist()]
+    counts = np.concatenate(parts)
+    return counts[counts > 0]
+
+
+def poorly_mixed(plan: Plan) -> bool:
+    """Tell whether a batch of a shuffled run draws from few row groups only."""
+    is_whole = plan.order.lanes == 1 and (plan.order.block or 0) >= plan.num_rows
+    return not is_whole and (plan.chunks_per_batch or 0) < min(FEW_CHUNKS, plan.share.batch_size) - 0.5
+
+
+def _exact_size(number: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if number % (1 << power) == 0:
+            return f"{number >> power}{unit}"
+    return str(number)

@@ -1,0 +1,110 @@
+"""What the rows of a dataset weigh: in memory, where a run plans with it, and for the writer, which cuts by it.
+
+Asked by `examine` before it judges. Fixed widths come from the types; where a column varies, some rows of a few row
+groups are read. The writer's own count is used, so that what a rewrite is said to make is what it makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.dataset.footers import READ_ERRORS
+from penstock.dataset.sizes import fixed_bytes
+from penstock.write.files import row_bytes as written_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.dataset import ParquetSource
+
+SAMPLES, SAMPLE_ROWS = 8, 256
+"""Row groups that are looked into where rows vary, and rows of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a dataset, as far as their layout is concerned."""
+
+    folders: NDArray[np.int64]
+    """Rows of each folder of partitions, in order; all rows where there are none."""
+    partitions: tuple[str, ...]
+    """Columns that are folders."""
+    memory: float
+    """Bytes of a row in memory as Arrow."""
+    after: float
+    """The same once rewritten: dictionaries have become plain values."""
+    written: float
+    """Bytes of a row as `penstock.write` counts them when it cuts row groups."""
+    vary: bool
+    """Whether rows differ in size, so that both are estimates."""
+    disk: int
+    """Bytes of all files."""
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return int(self.folders.sum())
+
+
+def weigh(source: ParquetSource, disk: int) -> Rows:
+    """Return what the rows of a dataset weigh; reads some rows where columns vary in width."""
+    fields = [field.with_type(_plain(field.type)) for field in source.arrow_schema]
+    vary = any(fixed_bytes(field) is None for field in fields)
+    memory = after = source.row_bytes()
+    if vary or any(pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType) for field in fields):
+        words = [field.name for field in source.arrow_schema if pa.types.is_dictionary(field.type)]
+        written, spelt = _sampled(source, words)
+        after += spelt - source.column_bytes(words)
+    else:
+        one = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in fields], names=[f.name for f in fields])
+        written = float(written_bytes(one)[0])
+    return Rows(_folders(source), tuple(source.partitions), memory, after, written, vary, disk)
+
+
+def _folders(source: ParquetSource) -> NDArray[np.int64]:
+    rows = np.bincount(source.chunk_file, weights=source.chunk_rows, minlength=len(source.files)).astype(np.int64)
+    if not source.partitions:
+        return np.array([rows.sum()], np.int64)
+    found: dict[tuple[Any, ...], int] = {}
+    for key, count in zip(zip(*source.partitions.values(), strict=True), rows.tolist(), strict=True):
+        found[key] = found.get(key, 0) + count
+    return np.array([count for count in found.values() if count], np.int64)
+
+
+def _sampled(source: ParquetSource, words: list[str]) -> tuple[float, float]:
+    """Return the bytes of a row for the writer, and those in memory of `words`, columns that were dictionaries.
+
+    The mean over some row groups, each as heavy as it is long; one that cannot be read is left out.
+    """
+    num_chunks = len(source.chunk_rows)
+    total, rows = np.zeros(2), 0
+    for chunk in np.unique(np.linspace(0, num_chunks - 1, min(SAMPLES, num_chunks)).astype(np.int64)).tolist():
+        with contextlib.suppress(*READ_ERRORS):
+            batch, weight = _first_rows(source, chunk), int(source.chunk_rows[chunk])
+            spelt = sum(batch.column(name).nbytes for name in words if name in batch.schema.names) / batch.num_rows
+            total += weight * np.array([written_bytes(batch).mean(), spelt])
+            rows += weight
+    if not rows:
+        return max(1.0, source.row_bytes()), source.column_bytes(words)
+    return float(total[0] / rows), float(total[1] / rows)
+
+
+def _first_rows(source: ParquetSource, chunk: int) -> pa.RecordBatch:
+    group = source._row_group(chunk)
+    scalars = {name: source.partition_scalar(name, int(source.chunk_file[chunk])) for name in source.partitions}
+    with group.open() as stream:  # through a buffer, so that the first rows do not cost the whole row group
+        reader = pq.ParquetFile(stream, metadata=group.footer, pre_buffer=False, buffer_size=1 << 20)
+        batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False))
+    columns = [column.cast(_plain(column.type)) for column in batch.columns]
+    columns += [pa.repeat(scalar, batch.num_rows).cast(_plain(scalar.type)) for scalar in scalars.values()]
+    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *scalars])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

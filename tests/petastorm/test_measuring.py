@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -65,9 +66,23 @@ def test_it_is_measured_in_a_process_of_its_own(url: str) -> None:
     assert result.samples_per_second > 0
 
 
-def test_what_cannot_be_measured_is_refused(url: str) -> None:
-    with pytest.raises(NotImplementedError, match=r"penstock\[tensorflow\]"):
-        reader_throughput(url, read_method=ReadMethod.TF)
+@pytest.mark.parametrize("queue", [0, 50])
+def test_rows_as_tensors_are_measured(url: str, queue: int) -> None:
+    pytest.importorskip("tensorflow")
+    options: dict[str, Any] = {
+        "warmup_cycles_count": 10,
+        "measure_cycles_count": 1500,
+        "read_method": ReadMethod.TF,
+        "shuffling_queue_size": queue,
+    }
+    result = reader_throughput(url, ["id"], spawn_new_process=False, **options)
+    assert result.samples_per_second > 0
+
+
+def test_what_cannot_be_measured_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ImportError, match=r"penstock\[tensorflow\]"):
+        reader_throughput(url, read_method=ReadMethod.TF, spawn_new_process=False)
     with pytest.raises(ValueError, match="cannot measure 0 rows"):
         reader_throughput(url, measure_cycles_count=0)
 

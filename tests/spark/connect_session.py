@@ -23,6 +23,10 @@ SCHEMA = Unischema(
     ],
 )
 
+PARTS = Unischema(
+    "Parts", [UnischemaField("a.b", np.int64, (), None, False), UnischemaField("code", np.str_, (), None, False)]
+)
+
 
 def connected():
     from pyspark.sql import SparkSession
@@ -61,6 +65,10 @@ def main(folder):
     assert len(penstock.open(block)) == 10
     penstock.spark.copy_dataset(spark, block, copy, ["id"])
     assert penstock.open(copy).columns == ("id",)
+    parts = spark.range(2).selectExpr("id as `a.b`", "concat('00', id) as code")
+    penstock.spark.write(parts, f"{folder}/parts", PARTS, partition_by="code")
+    penstock.spark.copy_dataset(spark, f"file://{folder}/parts", f"file://{folder}/codes", not_null_fields=["a.b"])
+    assert sorted(penstock.open(f"{folder}/codes").take([0, 1])["code"]) == ["000", "001"]
     refused(NotImplementedError, "penstock.spark.write", penstock.spark.dataset_as_rdd, block, spark)
     spark.stop()
 

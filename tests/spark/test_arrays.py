@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -76,6 +78,21 @@ def test_a_flat_list_takes_the_shape_of_the_field_and_its_dtype():
     ].tolist() == [3, 4]
 
 
+def test_numbers_that_a_dtype_holds_are_taken_from_others():
+    inf = float("inf")
+    for column, dtype, wanted in [
+        (pa.array([[0.1, inf, -1e-50]]), np.float32, [np.float32(0.1), inf, 0]),
+        (pa.array([[0.0, 1.0]]), np.bool_, [False, True]),
+        (pa.array([[1, 0]]), np.bool_, [True, False]),
+        (pa.array([[True, False]]), np.int16, [1, 0]),
+        (pa.array([[Decimal("1.50"), Decimal("2.25")]]), np.float32, [1.5, 2.25]),
+        (pa.array([[2048, 3]]), np.float16, [2048, 3]),
+        (pa.array([[]], pa.list_(pa.null())), np.float32, []),
+    ]:
+        [found] = cells_of(column, field_of(dtype, (None,)))
+        assert (found.dtype, found.tolist()) == (np.dtype(dtype), wanted)
+
+
 def test_raw_bytes_of_a_fixed_shape_are_arrays_and_encoded_cells_stay():
     field = field_of(np.int16, (2, 2), nullable=True)
     arrays = [np.arange(4, dtype=np.int16).reshape(2, 2), np.full((2, 2), -1, np.int16)]
@@ -110,6 +127,13 @@ def test_ml_vectors_are_lists_of_all_their_values():
     [
         (pa.array([[1, 300]]), np.uint8, (2,), "lists hold int64, the field wants uint8.*300"),
         (pa.array([[1.5]]), np.int32, (1,), "lists hold double, the field wants int32"),
+        (pa.array([[1.0], [1e300]]), np.float32, (1,), r"row 6, field 'x': the list holds 1e\+300, which float32 does"),
+        (pa.array([[[0.0], [1.0]], [[2.0], [1e6]]]), np.float16, (2, 1), "row 6, field 'x': the list holds 1000000.0"),
+        (pa.array([[2049]]), np.float16, (1,), "row 5, field 'x': the list holds 2049, which float16 does not"),
+        (pa.array([[0, 1], [5, 0]]), np.bool_, (2,), "row 6, field 'x': the list holds 5, which bool does not"),
+        (pa.array([["1"]]), np.float32, (1,), "lists hold string, the field wants float32"),
+        (pa.array([[1]]), np.str_, (1,), "lists hold int64, the field wants str"),
+        (pa.array([[1]], pa.list_(pa.timestamp("us"))), np.int64, (1,), r"lists hold timestamp\[us\]"),
         (pa.array([[1, 2, 3]]), np.int64, (2,), r"row 5, field 'x'.*\(2,\)"),
         (pa.array([[[1], [2, 3]]]), np.int64, (2, None), "row 5, field 'x': lists of 1 to 2 values"),
         (pa.array([[1], [None]]), np.int64, (1,), "row 6, field 'x': the list holds a null"),

@@ -23,7 +23,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import functions as F
 
 import penstock
-from penstock.errors import PenstockWarning, SchemaError
+from penstock.errors import PenstockWarning, PlanError, SchemaError
 from penstock.petastorm.spark import SparkDatasetConverter, _cache, _places, make_spark_converter
 from penstock.petastorm.spark._places import MARKER
 from penstock.petastorm.spark.spark_dataset_converter import register_delete_dir_handler
@@ -107,6 +107,14 @@ def test_vectors_dense_and_sparse_become_arrays(spark, cache, module, dtype, kin
     assert table["v"].to_pylist() == [[1, 2, 3], [0, 5, 0]]
 
 
+def test_a_null_vector_stays_a_null(spark, cache) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(0, Vectors.dense(1, 2)), (1, None), (2, Vectors.sparse(2, {1: 5.0}))]
+    converter = make_spark_converter(spark.createDataFrame(rows, ["id", "v"]).coalesce(1))
+    assert table_of(converter).sort_by("id")["v"].to_pylist() == [[1, 2], None, [0, 5]]
+
+
 @pytest.mark.parametrize(
     ("codec", "stored"),
     [
@@ -172,6 +180,12 @@ def test_two_columns_of_one_name_are_refused(spark, cache) -> None:
     assert list(cache.iterdir()) == []
 
 
+def test_columns_that_differ_by_case_only_are_refused(spark, cache) -> None:
+    with pytest.raises(SchemaError, match=r"'id' and 'ID' differ by case only.*rename one"):
+        make_spark_converter(spark.range(5).selectExpr("id", "id + 1 as ID"))
+    assert not cache.exists() or list(cache.iterdir()) == []
+
+
 def test_a_failed_job_leaves_nothing_and_the_next_call_works(spark, cache, tmp_path) -> None:
     stop = str(tmp_path / "stop")
     Path(stop).touch()
@@ -193,7 +207,9 @@ def test_an_empty_data_frame_is_no_error(spark, cache) -> None:
     converter = make_spark_converter(spark.range(0))
     assert len(converter) == 0
     assert converter
-    assert converter.steps_per_epoch(8) == 1
+    assert converter.steps_per_epoch(8) == 0
+    with pytest.raises(PlanError, match=r"no rows .*num_epochs=None"):
+        converter.make_torch_dataloader()
     none = make_spark_converter(spark.createDataFrame([([1.0],)], "x array<double>").filter("false"))
     assert len(none) == 0
 
@@ -224,6 +240,19 @@ def test_a_data_frame_made_again_with_the_same_plan_is_not_written_again(spark, 
     assert make_spark_converter(spark.range(7)).cache_dir_url == make_spark_converter(spark.range(7)).cache_dir_url
     other = spark.read.parquet(str(tmp_path / "source")).filter("id > 11")
     assert make_spark_converter(other).cache_dir_url != first.cache_dir_url
+
+
+def test_equal_plans_under_other_names_are_written_anew(spark, cache, tmp_path) -> None:
+    """To Spark two plans have the same result whatever the columns are called: features must not become labels."""
+    spark.range(3).selectExpr("id as a", "id + 10 as b").write.parquet(str(tmp_path / "set"))
+    source = spark.read.parquet(str(tmp_path / "set"))
+    found = []
+    for names in (("feature", "label"), ("label", "feature"), ("Feature", "Label"), ("feature", "label")):
+        found.append(make_spark_converter(source.selectExpr(f"a as {names[0]}", f"b as {names[1]}")))
+        table = table_of(found[-1])
+        assert table.column_names == list(names)
+        assert sorted(table[names[1]].to_pylist()) == [10, 11, 12]
+    assert found[0].cache_dir_url == found[3].cache_dir_url
 
 
 def test_other_settings_or_another_folder_are_written_anew(spark, cache, tmp_path) -> None:
@@ -411,6 +440,10 @@ def test_files_of_others_in_the_folder_are_kept(spark, cache) -> None:
     folder = folder_of(converter)
     (folder / "notes.txt").write_text("mine")
     with pytest.warns(PenstockWarning, match=r"1 files in it are not the converter's, 'notes\.txt'"):
+        converter.delete()
+    assert [one.name for one in folder.iterdir()] == ["notes.txt"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # least of all one that says the folder was never the converter's
         converter.delete()
     assert [one.name for one in folder.iterdir()] == ["notes.txt"]
 

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import NdarrayCodec, ScalarCodec
-from penstock.errors import SchemaError
+from penstock.errors import PlanError, SchemaError
 from penstock.petastorm import make_reader
 from penstock.petastorm.etl.rowgroup_indexers import FieldNotNullIndexer, SingleFieldIndexer
 from penstock.petastorm.etl.rowgroup_indexing import build_rowgroup_index, get_row_group_indexes
@@ -44,6 +44,9 @@ def test_the_rdd_has_the_fields_asked_for(spark, written):
     assert len(rows) == 60
     with pytest.raises(SchemaError, match="no field matches"):
         dataset_as_rdd(url_of(written), spark, ["nothing"])
+    for given, match in [(spark.sparkContext, "SparkContext; the session that belongs"), (None, "None"), ("x", "str")]:
+        with pytest.raises(PlanError, match=f"wanted a SparkSession.*got {match}"):
+            dataset_as_rdd(url_of(written), given)
 
 
 def test_an_index_built_by_spark_is_the_one_built_here(spark, written):

@@ -8,20 +8,21 @@ import sys
 from importlib.metadata import entry_points
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("pyspark")
 
 import penstock
-from penstock.errors import ColumnNotFound, PlanError
+from penstock.errors import ColumnNotFound, DatasetExists, PlanError
 from penstock.petastorm.etl.dataset_metadata import UNISCHEMA_KEY, get_schema_from_dataset_url
 from penstock.petastorm.etl.rowgroup_indexers import SingleFieldIndexer
 from penstock.petastorm.etl.rowgroup_indexing import build_rowgroup_index
 from penstock.petastorm.tools.copy_dataset import copy_dataset, main
 from penstock.petastorm.tools.spark_session_cli import add_configure_spark_arguments, configure_spark
 from penstock.schema.petastorm_pickle import load_unischema
-from tests.spark.common import EVERY, assert_rows, every_row, url_of
+from tests.spark.common import EVERY, assert_rows, every_row, scalar, url_of
 from tests.spark.test_write import rows_at
 
 
@@ -52,19 +53,71 @@ def test_a_copy_of_some_fields_and_of_rows_without_nulls(spark, source, tmp_path
 
 
 def test_a_copy_that_cannot_be_made_is_told(spark, source, tmp_path):
-    from pyspark.errors import AnalysisException
-
     target = url_of(tmp_path / "copy")
     with pytest.raises(ValueError, match="no field matches"):
         copy_dataset(spark, source, target, ["nothing.*"], None, False, None, None)
     with pytest.raises(ColumnNotFound, match="'text' is copied"):
         copy_dataset(spark, source, target, ["id"], ["text"], False, None, None)
     copy_dataset(spark, source, target, ["id"], None, False, 1, None)
-    with pytest.raises(AnalysisException, match="already exists"):
+    with pytest.raises(DatasetExists, match=r"exists already.*overwrite_output=True"):
         copy_dataset(spark, source, target, ["id"], None, False, 1, None)
+    with pytest.raises(PlanError, match=r"wanted a SparkSession.*got SparkContext"):
+        copy_dataset(spark.sparkContext, source, target)
     assert len(penstock.open(target)) == 40  # an error before anything was written leaves what was there
     copy_dataset(spark, source, target, ["id", "tiny"], None, True, 1, None)
     assert penstock.open(target).columns == ("id", "tiny")
+
+
+def test_a_copy_replaces_datasets_only(spark, source, tmp_path):
+    (tmp_path / "own").mkdir()
+    copy_dataset(spark, source, url_of(tmp_path / "own"), ["id"])  # an empty folder is free
+    assert len(penstock.open(tmp_path / "own")) == 40
+    (tmp_path / "own" / "thesis.txt").write_text("mine")
+    with pytest.raises(DatasetExists, match=r"'thesis.txt'.*overwrite_output=True will not"):
+        copy_dataset(spark, source, url_of(tmp_path / "own"), overwrite_output=True)
+    assert (tmp_path / "own" / "thesis.txt").read_text() == "mine"
+
+
+def test_values_of_folder_names_are_copied_as_they_are(spark, tmp_path):
+    """Spark guesses types of folder names, and times in them to be of the session's zone."""
+    schema = penstock.Unischema(
+        "Parts",
+        [
+            penstock.UnischemaField("id", np.int64, (), None, False),
+            penstock.UnischemaField("code", np.str_, (), None, True),
+            penstock.UnischemaField("when", np.datetime64, (), scalar("Timestamp"), False),
+            penstock.UnischemaField("level", np.int32, (), None, False),
+        ],
+    )
+    when = np.datetime64("2024-07-01T00:00:00.25", "us")
+    codes = ["007", "1.50", None]
+    rows = [{"id": i, "code": code, "when": when, "level": i} for i, code in enumerate(codes)]
+    penstock.write(rows, tmp_path / "set", schema, partition_by=["code", "when", "level"])
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        copy_dataset(spark, url_of(tmp_path / "set"), url_of(tmp_path / "copy"))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert_rows(rows_at(url_of(tmp_path / "copy")), rows)
+
+
+def test_structs_and_names_with_dots_are_copied(spark, tmp_path):
+    kind = pa.struct([("a", pa.int64()), ("in.ner", pa.struct([("x", pa.float64()), ("y", pa.float64())]))])
+    structs = [{"a": 1, "in.ner": {"x": float("nan"), "y": 2.0}}, None, {"a": None, "in.ner": {"x": 1.0, "y": 3.0}}]
+    table = pa.table({"a.b": [1, None, 3], "tick`": [0, 1, 2], "s": pa.array(structs, kind)})
+    pq.write_table(table, tmp_path / "set.parquet")
+    source = url_of(tmp_path / "set.parquet")
+    copy_dataset(spark, source, url_of(tmp_path / "whole"), partitions_count=1)
+    found = pq.read_table(tmp_path / "whole").sort_by("tick`")
+    assert repr(found.to_pylist()) == repr(table.to_pylist())  # NaN is not equal to itself
+    copy_dataset(spark, source, url_of(tmp_path / "some"), ["a.b", r"s\.in\.ner\.x"], ["a.b", "s.in.ner.x"])
+    found = penstock.open(tmp_path / "some")
+    assert found.columns == ("a.b", "s.in.ner.x")
+    assert sorted(found[i]["a.b"] for i in range(len(found))) == [1, 3]  # NaN is a value
+    assert pq.read_table(tmp_path / "some").schema.field("s").type == pa.struct(
+        [("in.ner", pa.struct([("x", pa.float64())]))]
+    )
 
 
 def test_a_copy_onto_into_or_around_its_source_is_refused(spark, tmp_path):
@@ -189,7 +242,8 @@ def test_commands_end_in_one_line_for_what_users_can_mend(spark, source, tmp_pat
     for function, arguments, wanted in [
         (main, [nothing, url_of(tmp_path / "x")], "petastorm-copy-dataset.py: .*nothing"),
         (main, [source, source, "--overwrite-output"], "petastorm-copy-dataset.py: .*is the dataset itself"),
-        (main, [source, url_of(taken)], "petastorm-copy-dataset.py: .*already exists"),
+        (main, [source, url_of(taken)], "petastorm-copy-dataset.py: .*exists already.*--overwrite-output"),
+        (main, [source, url_of(taken), "--overwrite-output"], "petastorm-copy-dataset.py: .*'a.txt'"),
         (petastorm_generate_metadata.main, ["--dataset_url", nothing], "petastorm-generate-metadata.py: .*nothing"),
         (petastorm_generate_metadata.main, ["--dataset_url", "no/url"], "petastorm-generate-metadata.py: .*scheme"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -12,11 +14,11 @@ import penstock
 import penstock.spark
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, NdarrayCodec
-from penstock.errors import ColumnNotFound, DatasetExists, DatasetNotFound, SchemaError, TransformError
+from penstock.errors import ColumnNotFound, DatasetExists, DatasetNotFound, PlanError, SchemaError, TransformError
 from penstock.petastorm import make_reader
 from penstock.petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
 from penstock.petastorm.unischema import dict_to_spark_row
-from tests.spark.common import EVERY, assert_rows, every_row, url_of
+from tests.spark.common import EVERY, assert_rows, every_row, scalar, url_of
 
 POINTS = Unischema(
     "Points",
@@ -139,6 +141,78 @@ def test_a_row_that_does_not_fit_names_partition_row_and_field(spark, tmp_path, 
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DatasetNotFound):
         penstock.open(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape", "codec", "match"),
+    [
+        ("1e300D", np.float32, (), None, r"row 1, .*'x': 1e\+300"),
+        ("1e300D", np.float32, (), scalar("Float"), r"row 1, .*'x': 1e\+300"),
+        ("array(1e300D)", np.float32, (None,), None, r"row 1, .*'x': 1e\+300"),
+        ("array(1e300D)", np.float32, (1,), NdarrayCodec(), r"row 1, .*'x': the list holds 1e\+300"),
+        ("1e6D", np.float16, (), None, r"row 1, .*'x': 1000000\.0"),
+        ("2", np.bool_, (), None, "row 1, .*'x': 2 "),
+        ("'1e400'", np.float64, (), None, "'x'.*string"),
+        ("1.26D", Decimal, (), scalar("Decimal", precision=5, scale=1), "'x'.*double"),
+        ("timestamp'2020-01-01 00:00:00'", np.int64, (), None, "'x'.*timestamp"),
+        ("interval '1' day", np.int64, (), None, "'x'.*duration"),
+        ("1L", np.datetime64, (), None, "'x'.*int64"),
+    ],
+)
+def test_no_value_becomes_another(spark, tmp_path, value, dtype, shape, codec, match):
+    schema = Unischema("One", [UnischemaField("x", dtype, shape, codec, True)])
+    frame = spark.sql(f"select id, {value} as x from range(0, 2, 1, 1)").selectExpr("if(id = 0, null, x) as x")
+    with pytest.raises(SchemaError, match=match):
+        penstock.spark.write(frame, tmp_path / "set", schema)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_with_dots_and_backticks_and_every_number(spark, tmp_path):
+    """Spark takes `a.b` for a field of a struct; a float16 has limits, which go to the executors."""
+    names = ["a.b", "tick`", "s.x"]
+    schema = Unischema("Dots", [UnischemaField(name, np.float16, (), None, False) for name in names])
+    frame = spark.range(0, 3, 1, 1).toDF("id").selectExpr("id as `a.b`", "id + 0.5D as `tick```", "id as `s.x`")
+    penstock.spark.write(frame, tmp_path / "set", schema)
+    ds = penstock.open(tmp_path / "set")
+    assert [ds[2][name] for name in names] == [2, 2.5, 2]
+    schema = Unischema("Sum", [UnischemaField("sum", np.float64, (), None, False)])
+    penstock.spark.write(frame, tmp_path / "sum", schema, transform=lambda row: {"sum": row["a.b"] + row["tick`"]})
+    assert penstock.open(tmp_path / "sum")[1]["sum"] == 2.5
+
+
+def test_instants_are_kept_and_a_codec_says_that_spark_reads_them_as_such(spark, tmp_path):
+    """What docs/spark.md says of times: without a codec Spark reads the wall time of UTC."""
+    kinds = [("plain", None), ("stamped", scalar("Timestamp"))]
+    schema = Unischema("Times", [UnischemaField(name, np.datetime64, (), codec, False) for name, codec in kinds])
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        moment = "timestamp'2024-07-01 09:00:00'"
+        penstock.spark.write(spark.sql(f"select {moment} as plain, {moment} as stamped"), tmp_path / "set", schema)
+        back = spark.read.parquet(url_of(tmp_path / "set"))
+        told = back.selectExpr("cast(plain as string)", "cast(stamped as string)").collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert dict(back.dtypes) == {"plain": "timestamp_ntz", "stamped": "timestamp"}
+    assert tuple(told[0]) == ("2024-07-01 00:00:00", "2024-07-01 09:00:00")
+    assert set(penstock.open(tmp_path / "set")[0].values()) == {np.datetime64("2024-07-01T00:00:00")}
+
+
+def test_what_is_no_data_frame_or_has_columns_that_are_one_is_refused(spark, tmp_path):
+    import pandas as pd
+
+    for given, name in [([{"id": 1}], "list"), (pd.DataFrame({"id": [1]}), "DataFrame"), (None, "NoneType")]:
+        with pytest.raises(TypeError, match=rf"wants a Spark DataFrame; got .*\.{name}\..*createDataFrame"):
+            penstock.spark.write(given, tmp_path / "set", POINTS)
+    for expression, match in [("id + 1 as id", "two columns are named 'id'"), ("1 as ID", "'id' and 'ID' differ by")]:
+        for transform in (None, dict):
+            frame = spark.range(1).selectExpr("id", expression)
+            with pytest.raises(SchemaError, match=match):
+                penstock.spark.write(frame, tmp_path / "set", POINTS, transform=transform)
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(PlanError, match="no end"):
+        penstock.spark.write(stream, tmp_path / "set", POINTS, transform=dict)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_columns_are_checked_before_a_job_runs(spark, tmp_path):

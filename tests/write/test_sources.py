@@ -142,6 +142,73 @@ def test_pandas(tmp_path: Path) -> None:
     assert set(read(tmp_path / "named").column_names) == {"id", "text", "f"}
 
 
+def test_pandas_levels_of_an_index_count_where_they_have_a_name(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    index = pd.MultiIndex.from_tuples([(1, 2, 3.0), (4, 5, float("nan"))], names=["k", None, "f"])
+    penstock.write(pd.DataFrame({"c": [1, 2]}, index=index), tmp_path / "d")
+    found = read(tmp_path / "d")
+    assert found.column_names == ["c", "k", "f"]
+    assert found["k"].to_pylist() == [1, 4]
+    assert found["f"].null_count == 0
+
+
+def one(kind: Any, nullable: bool) -> Unischema:
+    return Unischema("S", [UnischemaField("x", kind, (), ScalarCodec(), nullable)])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_pandas_nan_is_a_value_of_floats(tmp_path: Path, dtype: str) -> None:
+    pd = pytest.importorskip("pandas")
+    column = pd.Series([1.5, float("nan")], dtype=dtype)
+    frame = pd.DataFrame({"x": column})
+    forms = {"frame": frame, "frames": [frame], "column": {"x": column}, "row": [{"x": value} for value in column]}
+    for name, data in forms.items():
+        penstock.write(data, tmp_path / name, one(np.float64, False))
+        found = read(tmp_path / name)["x"]
+        assert found.null_count == 0
+        assert np.isnan(found[1].as_py())
+    penstock.write(frame, tmp_path / "inferred")
+    assert read(tmp_path / "inferred")["x"].null_count == 0
+
+
+def test_pandas_nulls_stay_nulls(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    columns = [
+        pd.Series([1.5, None], dtype="Float64"),
+        pd.Series([1.5, None], dtype=object),
+        pd.Series(["a", float("nan")], dtype=object),
+        pd.to_datetime(pd.Series(["2020-01-01", None])),
+        pd.Series([1, None], dtype="Int64"),
+    ]
+    for number, column in enumerate(columns):
+        for name, data in {"frame": pd.DataFrame({"x": column}), "column": {"x": column}}.items():
+            penstock.write(data, tmp_path / f"{name}{number}")
+            assert read(tmp_path / f"{name}{number}")["x"].is_null().to_pylist() == [False, True]
+    gaps = pd.Series([1, None])  # floats, since NumPy's integers have no gaps
+    for name, data in {"frame": pd.DataFrame({"x": gaps}), "column": {"x": gaps}}.items():
+        penstock.write(data, tmp_path / f"{name} of gaps", one(np.int64, True))
+        assert read(tmp_path / f"{name} of gaps")["x"].to_pylist() == [1, None]
+
+
+def test_a_series_is_a_column_by_position(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    numbers = pd.Series([1, 2, 3, 4])
+    texts = pd.Series(["a", "b", "c", "d"])
+    penstock.write({"n": numbers[numbers > 1], "t": texts[numbers > 1]}, tmp_path / "d")
+    assert read(tmp_path / "d").to_pydict() == {"n": [2, 3, 4], "t": ["b", "c", "d"]}
+    arrays = pd.Series([np.full((2, 3), i, np.float32) for i in range(3)])
+    penstock.write({"id": numbers[1:].reset_index(drop=True), "xy": arrays[::-1]}, tmp_path / "arrays", ARRAYS)
+    assert penstock.open(tmp_path / "arrays")[0]["xy"][0, 0] == 2
+    penstock.write({"x": pd.Categorical(["a", "b", None])}, tmp_path / "categories")
+    assert read(tmp_path / "categories")["x"].to_pylist() == ["a", "b", None]
+
+
+def test_a_series_of_polars_is_a_column(tmp_path: Path) -> None:
+    pl = pytest.importorskip("polars")
+    penstock.write({"n": pl.Series([1, None, 3]), "t": ["a", "b", "c"]}, tmp_path / "d")
+    assert read(tmp_path / "d").to_pydict() == {"n": [1, None, 3], "t": ["a", "b", "c"]}
+
+
 def test_pandas_with_arrays(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     arrays = [np.full((2, 3), i, np.float32) for i in range(3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from decimal import Decimal
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock
-from penstock.codecs import CompressedImageCodec, NdarrayCodec
+from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
 from penstock.errors import SchemaError
 from penstock.schema.unischema import Unischema, UnischemaField
 from tests.write.test_sources import read
@@ -66,6 +68,11 @@ def test_a_null_in_a_list_is_named(tmp_path: Path, dtype: Any) -> None:
         ({1: [1]}, "column names must be text; got 1"),
         ({"a": np.array(5)}, "column 'a': .*0 dimensions"),
         ({"a": np.ones(3, np.longdouble)}, "column 'a': cannot infer a type"),
+        ({"a": [2**63]}, r"column 'a': a whole number is outside of int64.*np\.uint64"),
+        ({"a": [2**70]}, r"column 'a': a whole number is outside of int64"),
+        ({"a": [1, "a"]}, "column 'a': cannot infer a type"),
+        ({"a": {1, 2}}, "column 'a': expected an array or list, got set"),
+        ({"a": {0: 1}}, "column 'a': expected an array or list, got dict"),
     ],
 )
 def test_what_is_no_column(tmp_path: Path, data: Any, match: str) -> None:
@@ -88,6 +95,136 @@ def test_runs_are_written_out(tmp_path: Path) -> None:
     assert read(tmp_path / "schema").to_pylist() == plain.select(["r"]).to_pylist()
 
 
+# --- conversions of Arrow data ----------------------------------------------------------------------------------------
+
+
+def field(kind: Any, shape: tuple[int | None, ...] = (), codec: Any = None) -> Unischema:
+    return one("x", kind, shape, codec)
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("column", "schema", "row"),
+    [
+        (pa.array([1.0, None, INF, 1e300]), field(np.float32), 3),
+        (pa.array([1.0, -1e300]), field(np.float16), 1),
+        (pa.array([[1.0], None, [], [2.0, 1e300]]), field(np.float32, (None,)), 3),
+        (pa.array([[1.0, 2.0], None, [2.0, 1e300]], pa.list_(pa.float64(), 2)), field(np.float32, (2,)), 2),
+        (pa.array([[[1.0]], [[], [1e300]]]), field(np.float32, (None, None)), 1),
+        (pa.array([1.0, 1e300]).dictionary_encode(), field(np.float32), 1),
+        (pa.array([Decimal(1), Decimal(10) ** 50], pa.decimal256(70, 0)), field(np.float32), 1),
+        (pa.array([0, 1, None, 2]), field(np.bool_), 3),
+        (pa.array([[0], [1, 2]]), field(np.bool_, (None,)), 1),
+        (pa.array([0, 5], pa.timestamp("us")), field(np.datetime64, (), ScalarCodec(pa.date32())), 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("given", ["table", "columns", "reader"])
+def test_a_value_that_the_cast_would_change_is_refused(
+    tmp_path: Path, column: Any, schema: Unischema, row: int, given: str
+) -> None:
+    table = pa.table({"x": pa.concat_arrays([column, column.slice(0, 1)])})
+    data: Any = {"table": table, "columns": {"x": table["x"]}, "reader": table.to_reader()}[given]
+    refused(data, tmp_path, rf"row {row}, column 'x': .* cannot be stored as", schema)
+    penstock.write(table.slice(0, row), tmp_path / "good", schema)
+    assert read(tmp_path / "good").num_rows == row
+
+
+def test_what_was_infinite_stays_so(tmp_path: Path) -> None:
+    values = [INF, -INF, None, 1.5]
+    penstock.write(pa.table({"x": [*values, float("nan")]}), tmp_path / "d", field(np.float32))
+    found = read(tmp_path / "d")["x"].to_pylist()
+    assert found[:4] == values
+    assert found[4] != found[4]
+
+
+@pytest.mark.parametrize(
+    ("column", "schema"),
+    [
+        (pa.array([1]), field(np.str_)),
+        (pa.array([1.5]), field(np.str_)),
+        (pa.array([True]), field(np.str_)),
+        (pa.array([5], pa.timestamp("us")), field(np.str_)),
+        (pa.array([[1]]), field(np.str_, (None,))),
+        (pa.array(["1"]), field(np.int64)),
+        (pa.array(["1"]).dictionary_encode(), field(np.int64)),
+        (pa.array([b"1"]), field(np.float32)),
+        (pa.array(["true"]), field(np.bool_)),
+        (pa.array([1.0]), field(np.bool_)),
+        (pa.array(["2020-01-01"]), field(np.datetime64)),
+        (pa.array([5]), field(np.datetime64)),
+        (pa.array([5], pa.timestamp("us")), field(np.int64)),
+        (pa.array([5], pa.duration("us")), field(np.int64)),
+        (pa.array([0.1]), field(Decimal)),
+    ],
+    ids=str,
+)
+def test_text_numbers_and_times_are_not_turned_into_one_another(tmp_path: Path, column: Any, schema: Unischema) -> None:
+    refused(
+        pa.table({"x": column}),
+        tmp_path,
+        r"column 'x', rows from 0: the table has .*, the schema stores .* is not turned into .*cast the column",
+        schema,
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "schema", "expected"),
+    [
+        (pa.array([0, 1, None]), field(np.bool_), [False, True, None]),
+        (pa.array([True]), field(np.int64), [1]),
+        (pa.array([b"a"]), field(np.str_), ["a"]),
+        (pa.array(["a"]), field(np.bytes_), [b"a"]),
+        (pa.array([5]), field(Decimal), [Decimal(5)]),
+        (pa.array([Decimal("0.5")]), field(np.float32), [0.5]),
+        (pa.array([datetime.date(2020, 1, 1)]), field(np.datetime64), [datetime.datetime(2020, 1, 1)]),
+        (pa.nulls(1), field(np.str_), [None]),
+    ],
+    ids=str,
+)
+def test_what_stays_the_same_is_cast(tmp_path: Path, column: Any, schema: Unischema, expected: Any) -> None:
+    penstock.write(pa.table({"x": column}), tmp_path / "d", schema)
+    assert read(tmp_path / "d")["x"].to_pylist() == expected
+
+
+@pytest.mark.parametrize("form", ["struct", "map"])
+def test_floats_deep_inside_are_looked_at(tmp_path: Path, form: str) -> None:
+    def column(kind: Any, value: float) -> Any:
+        if form == "map":
+            return pa.array([None, [("a", value)]], pa.map_(pa.string(), kind))
+        return pa.array([None, {"a": [value]}], pa.struct([("a", pa.list_(kind))]))
+
+    narrow, wide = (pa.table({"x": column(kind, 1.0)}) for kind in (pa.float32(), pa.float64()))
+    assert penstock.write([narrow, wide], tmp_path / "d").rows == 4
+    refused([narrow, pa.table({"x": column(pa.float64(), 1e300)})], tmp_path, r"row 3, column 'x': 1e\+300")
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["P", "HSV", "YCbCr", "CMYK", "LAB", "PA"])
+@pytest.mark.parametrize("codec", [CompressedImageCodec("png"), NdarrayCodec()], ids=str)
+def test_pictures_of_other_colours_are_refused(tmp_path: Path, mode: str, codec: Any) -> None:
+    from PIL import Image
+
+    picture: Any = Image.new("RGB", (4, 4), (255, 0, 0))
+    picture = Image.new("PA", (4, 4)) if mode == "PA" else picture.convert(mode)
+    shape = {2: (None, None), 3: (None, None, np.asarray(picture).shape[-1])}[np.asarray(picture).ndim]
+    schema = one("x", np.uint8, shape, codec)
+    for data in ([{"x": picture}], {"x": [picture]}, iter([{"x": picture}])):
+        refused(data, tmp_path, rf"row 0, field 'x': .*mode '{mode}'.*image\.convert\('RGB'\)", schema)
+
+
+def test_pictures_of_deep_grey_are_taken(tmp_path: Path) -> None:
+    from PIL import Image
+
+    deep = Image.fromarray(np.full((4, 4), 1000, np.uint16))
+    penstock.write([{"x": deep}], tmp_path / "d", one("x", np.uint16, (None, None), CompressedImageCodec("png")))
+    assert (penstock.open(tmp_path / "d")[0]["x"] == 1000).all()
+
+
 # --- DataFrames -------------------------------------------------------------------------------------------------------
 
 
@@ -107,6 +244,9 @@ def test_pandas_columns_that_cannot_be_told(tmp_path: Path) -> None:
     refused(pd.DataFrame([[1, 2]], columns=[1, "1"]), tmp_path, "two columns called '1'; rename")
     refused(pd.DataFrame({"ok": [1, 2], "m": [1, "a"]}), tmp_path, "column 'm' of the DataFrame.*objects")
     refused(pd.Series([1]), tmp_path, "pandas Series; give a DataFrame")
+    clash = pd.DataFrame({"a": [1]}, index=pd.Index([5], name="a"))
+    refused(clash, tmp_path, r"two columns called 'a' \(one is of its index\); rename")
+    refused({"a": pd.DataFrame({"b": [1]})}, tmp_path, "column 'a': expected an array or list, got a DataFrame")
 
 
 def test_pandas_indexes_come_in_their_order(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """A value is stored as it is or refused: never cut, wrapped, made infinite, or read back as another."""
 
 import datetime
+import enum
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,20 @@ LOSSES: list[tuple[Unischema, Any]] = [
     (schema(np.float16, (), codec=ScalarCodec()), 1e6),
     (schema(np.int64, (), codec=ScalarCodec(SparkType("IntegerType"))), 2**40),
     (schema(np.float64, (), codec=ScalarCodec(SparkType("FloatType"))), 1e300),
+    (schema(np.int32, ()), Fraction(3, 2)),
+    (schema(np.int32, ()), np.complex128(1 + 2j)),
+    (schema(np.int32, ()), np.timedelta64(5, "ns")),
+    (schema(np.int32, ()), datetime.date(2024, 1, 1)),
+    (schema(np.float64, ()), np.complex128(1 + 2j)),
+    (schema(np.float64, ()), Decimal("1e400")),
+    (schema(np.float64, ()), 2**53 + 1),
+    (schema(np.float64, (), codec=ScalarCodec()), np.int64(-(2**53) - 1)),
+    (schema(np.float32, (), codec=ScalarCodec()), 2**24 + 1),
+    (schema(np.int64, (None,)), np.array([5], "m8[ns]")),
+    (schema(np.int64, (None,)), [np.timedelta64(5, "ns")]),
+    (schema(np.int64, (None,)), {1.5}),
+    (schema(np.int64, (None,)), b"ab"),
+    (schema(np.int64, (None,)), {0: 1}),
 ]
 
 
@@ -90,12 +107,81 @@ def test_lists_in_arrow_are_looked_at_too(tmp_path: Path) -> None:
         (schema(np.str_, (None,)), ["a", None], ["a", None]),
         (schema(np.bool_, (None,)), [True, False], [True, False]),
         (schema(np.timedelta64, ()), np.timedelta64(5, "s"), datetime.timedelta(seconds=5)),
+        (schema(np.float64, ()), 2**60, float(2**60)),
+        (schema(np.float64, ()), np.int64(-(2**53)), -float(2**53)),
+        (schema(np.float32, ()), 2**24 + 2, float(2**24 + 2)),
+        (schema(np.int64, (None,)), [2**53 + 1, 1.0], [2**53 + 1, 1]),
+        (schema(np.int32, (None,)), range(3), [0, 1, 2]),
+        (schema(np.int32, (None,)), pa.array([1, None]), [1, None]),
+        (schema(np.int64, (None, None)), [np.array([[1, 2]])[0], [3]], [[1, 2], [3]]),
+        (schema(np.uint8, (None,)), b"ab", [97, 98]),
     ],
     ids=str,
 )
 def test_what_fits_is_taken(tmp_path: Path, form: Unischema, value: Any, expected: Any) -> None:
     penstock.write([{"x": value}], tmp_path / "d", form)
     assert stored(tmp_path / "d") == [expected]
+
+
+# --- flags and text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [None, ScalarCodec()], ids=str)
+@pytest.mark.parametrize("given", ["rows", "columns", "list"])
+@pytest.mark.parametrize(
+    "value",
+    ["False", "", b"0", 2, -1, 0.5, 1.0, float("nan"), np.int64(2), np.float64(1), np.timedelta64(1, "ns")],
+    ids=repr,
+)
+def test_only_flags_are_flags(tmp_path: Path, value: Any, given: str, codec: Any) -> None:
+    if given == "list":
+        data, form = [{"x": [True]}, {"x": [value]}], schema(np.bool_, (None,))
+    else:
+        form = schema(np.bool_, (), codec=codec)
+        data = [{"x": True}, {"x": value}] if given == "rows" else {"x": [True, value]}  # type: ignore[assignment]
+    with pytest.raises(SchemaError, match=r"row 1, field 'x'.*bool"):
+        penstock.write(data, tmp_path / "d", form)
+
+
+@pytest.mark.parametrize("codec", [None, ScalarCodec()], ids=str)
+def test_flags_are_taken(tmp_path: Path, codec: Any) -> None:
+    values = [True, np.False_, 1, 0, np.int8(1), np.array(0)]
+    expected = [True, False, True, False, True, False]
+    penstock.write([{"x": value} for value in values], tmp_path / "d", schema(np.bool_, (), codec=codec))
+    assert stored(tmp_path / "d") == expected
+    lists = [values[:5], np.array([1, 0]), np.array([True]), [None, 1]]
+    penstock.write([{"x": value} for value in lists], tmp_path / "lists", schema(np.bool_, (None,)))
+    assert stored(tmp_path / "lists") == [expected[:5], [True, False], [True], [None, True]]
+
+
+class Colour(str, enum.Enum):  # noqa: UP042 - its str() is the name, which a StrEnum's is not
+    RED = "red"
+
+
+@pytest.mark.parametrize("codec", [None, ScalarCodec()], ids=str)
+def test_text_of_an_enum_is_its_value(tmp_path: Path, codec: Any) -> None:
+    penstock.write([{"x": Colour.RED}, {"x": np.str_("blue")}], tmp_path / "d", schema(np.str_, (), codec=codec))
+    assert stored(tmp_path / "d") == ["red", "blue"]
+    penstock.write([{"x": [Colour.RED]}], tmp_path / "lists", schema(np.str_, (None,)))
+    assert stored(tmp_path / "lists") == [["red"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("abc", "got str where a list is wanted"),
+        (b"abc", "got bytes where a list is wanted"),
+        (5, "got int where a list is wanted"),
+        ([b"a"], r"list of str, got bytes in it: b'a'"),
+        (np.array([b"a"]), "list of str, got bytes_ in it"),
+        ([1], "list of str, got int in it: 1"),
+        ([["a"], [2]], "list of str, got int in it: 2"),
+    ],
+    ids=repr,
+)
+def test_a_list_of_text_is_no_text(tmp_path: Path, value: Any, words: str) -> None:
+    with pytest.raises(SchemaError, match=rf"row 1, field 'x'.*{words}"):
+        penstock.write([{"x": ["a"]}, {"x": value}], tmp_path / "d", schema(np.str_, (None,)))
 
 
 # --- masks and nulls --------------------------------------------------------------------------------------------------
@@ -186,7 +272,7 @@ def test_compression_by_column_counts_for_lists_and_leaves_the_others_alone(tmp_
 def test_compression_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"compression must be one of 'snappy'.*got 'foo'"):
         penstock.write({"n": [1]}, tmp_path / "d", compression="foo")
-    with pytest.raises(ColumnNotFound, match=r"compression: no column 'm' in the files"):
+    with pytest.raises(ColumnNotFound, match=r"compression: no column 'm' in the files; there are: n$"):
         penstock.write({"n": [1]}, tmp_path / "d", compression={"m": "zstd"})
     assert list(tmp_path.iterdir()) == []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import math
 import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +38,11 @@ _STORED_AS = {
     "bool": "bool",
 }
 _DECIMAL_DIGITS = (38, 18)  # what Spark infers for a Decimal of no stated type
+_NO_NUMBERS = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64, np.complexfloating)
+_INTEGERS = (int, np.integer)
+_FLOATS = (float, np.float32, np.float16)
+_EXACT: dict[Any, tuple[int, Any]] = {np.float16: (2**11, np.float16), np.float32: (2**24, np.float32)}
+"""Integers up to which every one is a float of that dtype."""
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str"}
 
 
@@ -199,19 +205,57 @@ def _plain(kind: str, field: FieldLike, value: Any) -> Any:
     if kind == "int":
         return _whole(field, value)
     if kind == "float":
-        return float(value)
+        return _real(field, value)
     if kind == "bool":
-        return bool(value)
+        return flag(field, value)
     if kind == "str" and not isinstance(value, str):
         raise ValueError(f"field {field.name!r} expects str, got {type(value).__name__}: {value!r:.50}")
-    return str(value) if kind == "str" else value
+    return str.__str__(value) if kind == "str" else value  # an Enum's own str() would be its name
 
 
 def _whole(field: FieldLike, value: Any) -> int:
+    if isinstance(value, _INTEGERS) and not isinstance(value, np.timedelta64):  # which NumPy calls an integer
+        return int(value)
+    if isinstance(value, _NO_NUMBERS):
+        raise _other(field, "an integer", value)
     whole = int(value)
-    if isinstance(value, float | np.floating | Decimal) and whole != value:
-        raise ValueError(f"field {field.name!r} expects an integer, got {value!r}")
+    if not isinstance(value, str | bytes) and whole != value:
+        raise ValueError(f"field {field.name!r} expects an integer, got {value!r:.50}")
     return whole
+
+
+def _real(field: FieldLike, value: Any) -> float:
+    if isinstance(value, _FLOATS):
+        return float(value)
+    if isinstance(value, _NO_NUMBERS):
+        raise _other(field, "a float", value)
+    real = float(value)
+    if isinstance(value, _INTEGERS):
+        limit, kind = _EXACT.get(field.numpy_dtype, (2**53, np.float64))
+        if not -limit <= value <= limit and _in(kind, real) not in (int(value), math.inf, -math.inf):
+            raise ValueError(f"field {field.name!r}: no {kind.__name__} is exactly {value}; give a float, or round it")
+    elif math.isinf(real) and "inf" not in str(value).lower():
+        raise ValueError(f"field {field.name!r}: {value!r:.50} is larger than any float")
+    return real
+
+
+def _in(kind: Any, real: float) -> float:
+    with np.errstate(over="ignore"):  # what is infinite then is refused for its column
+        return float(kind(real))
+
+
+def flag(field: FieldLike, value: Any) -> bool:
+    """Return True or False; ValueError for all but flags and the integers 0 and 1: other values are no flags."""
+    is_time = isinstance(value, _NO_NUMBERS)  # of nanoseconds NumPy makes plain integers
+    if not is_time and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # also of torch and JAX
+        value = value.item()
+    if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise _other(field, "True or False (or 1 or 0)", value)
+
+
+def _other(field: FieldLike, wanted: str, value: Any) -> ValueError:
+    return ValueError(f"field {field.name!r} expects {wanted}, got {type(value).__name__}: {value!r:.50}")
 
 
 def _arrow_to_json(kind: pa.DataType) -> dict[str, JSON]:

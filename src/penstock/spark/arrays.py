@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
+from penstock.codecs.arrow_kinds import form_of
 from penstock.errors import SchemaError
 from penstock.write.cells import array_of, encode_cell, refuse_null
 
@@ -146,8 +147,8 @@ def _from_raw(column: pa.Array, field: UnischemaField, stored: pa.Field, first: 
 def _from_lists(column: pa.Array, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
     levels, leaf = _levels(column)
     _refuse_inner_nulls(column, levels[1:], leaf, field, first)
-    values = _leaf_values(leaf, field, first)
     starts = [_starts(level) for level in levels]
+    values = _leaf_values(leaf, starts, field, first)
     sizes = None if column.null_count else _uniform(starts)
     shape = None if sizes is None else _shaped(sizes, field)
     if shape is not None and type(field.codec) is NdarrayCodec and values.dtype.kind in "biufc":
@@ -202,21 +203,65 @@ def _has_null(value: Any) -> bool:
     return value is None or (isinstance(value, list) and any(map(_has_null, value)))
 
 
-def _leaf_values(leaf: pa.Array, field: UnischemaField, first: int) -> NDArray[Any]:
-    """Return the values in the field's dtype; floats may be rounded, but no number becomes another."""
-    kind, found = field.numpy_dtype, leaf
-    if isinstance(kind, type) and issubclass(kind, np.number | np.bool_) and kind is not np.float16:
+_TEXT = {"text"}
+_FORMS = {"U": _TEXT, "S": _TEXT | {"bytes"}}
+_NUMBERS = {"bool", "number", "decimal"}
+"""Forms of Arrow's types (`codecs/arrow_kinds.py`) whose values fill arrays of text, of bytes and of numbers."""
+
+
+def _leaf_values(leaf: pa.Array, starts: list[NDArray[np.int64]], field: UnischemaField, first: int) -> NDArray[Any]:
+    """Return the values in the field's dtype; floats may be rounded, but no number becomes another, or infinite."""
+    kind = field.numpy_dtype
+    if not (isinstance(kind, type) and issubclass(kind, np.number | np.bool_ | np.str_ | np.bytes_)):
+        others: NDArray[Any] = leaf.to_numpy(zero_copy_only=False)
+        return others
+    dtype = np.dtype(kind)
+    if not len(leaf):
+        return np.empty(0, dtype)
+    if form_of(leaf.type) not in _FORMS.get(dtype.kind, _NUMBERS):
+        raise _misfit(leaf, field, first, "no value becomes one of another sort")
+    if dtype.kind in "US":
+        texts: NDArray[Any] = leaf.to_numpy(zero_copy_only=False).astype(kind)
+        return texts
+    made, lost = _as_numbers(leaf, dtype, field, first)
+    if lost is not None and lost.any():
+        index = int(lost.argmax())
+        for level in reversed(starts):
+            index = int(np.searchsorted(level, index, side="right")) - 1
+        raise SchemaError(
+            f"row {first + index}, field {field.name!r}: the list holds {leaf[int(lost.argmax())].as_py()}, which "
+            f"{dtype.name} does not; convert the column, or change the field"
+        )
+    return made
+
+
+def _as_numbers(
+    leaf: pa.Array, dtype: np.dtype[Any], field: UnischemaField, first: int
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Return numbers in a dtype, and which of them it does not hold; None: it holds them all."""
+    is_whole = pa.types.is_integer(leaf.type)
+    if dtype.kind in "iu" or (is_whole and dtype in (np.float32, np.float64)):
         try:
-            found = leaf.cast(pa.from_numpy_dtype(np.dtype(kind)))
-        except (pa.ArrowException, TypeError) as error:
-            raise SchemaError(
-                f"rows from {first}, field {field.name!r}: the lists hold {leaf.type}, the field wants "
-                f"{np.dtype(kind).name}: {error}; convert the column, or change the field"
-            ) from error
-    values: NDArray[Any] = found.to_numpy(zero_copy_only=False)
-    if isinstance(kind, type) and issubclass(kind, np.str_ | np.bytes_ | np.float16):  # Arrow casts to none of these
-        values = values.astype(kind)
-    return values
+            return leaf.cast(pa.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False), None
+        except pa.ArrowException as error:
+            raise _misfit(leaf, field, first, str(error)) from error
+    plain = leaf.cast(pa.float64()) if form_of(leaf.type) == "decimal" else leaf
+    values: NDArray[Any] = plain.to_numpy(zero_copy_only=False)
+    if values.dtype == dtype:
+        return values, None
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = values.astype(dtype)
+    if dtype.kind == "b" or is_whole:
+        return made, made != values
+    infinite: NDArray[np.bool_] = np.isinf(made)
+    return made, infinite & ~np.isinf(values) if infinite.any() else None
+
+
+def _misfit(leaf: pa.Array, field: UnischemaField, first: int, why: str) -> SchemaError:
+    return SchemaError(
+        f"rows from {first}, field {field.name!r}: the lists hold {leaf.type}, the field wants "
+        f"{np.dtype(field.numpy_dtype).name}: {why}; convert the column, or change the field"
+    )
 
 
 def _uniform(starts: list[NDArray[np.int64]]) -> tuple[int, ...] | None:

@@ -11,14 +11,18 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from pyarrow.fs import FileType
+
 from penstock.dataset.parquet import open_parquet
-from penstock.errors import ColumnNotFound, PlanError, SchemaError, close_names
+from penstock.errors import ColumnNotFound, DatasetExists, PlanError, SchemaError, close_names
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.spark.materialize import materialize_dataset
+from penstock.spark.session import check_session, quoted
 from penstock.storage import resolve
+from penstock.write.place import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 """Schemes that lead to one store."""
@@ -46,7 +50,8 @@ def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
         target_url: Where the copy goes.
         field_regex: Regular expressions over whole names of the fields to copy; None for all.
         not_null_fields: Rows with a null in one of these fields are left out, and the copy's schema says so.
-        overwrite_output: Replace what is at `target_url`; else Spark refuses where something is.
+        overwrite_output: Replace the dataset at `target_url`; a folder with anything but Parquet in it is never
+            replaced.
         partitions_count: Number of files; None: as Spark reads them.
         row_group_size_mb: Size of the row groups; None: Parquet's own.
         hdfs_driver: Petastorm's; without effect.
@@ -54,22 +59,46 @@ def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
         filesystem: A pyarrow or fsspec filesystem for the same.
 
     Raises:
+        DatasetExists: Something is at `target_url` that may not be replaced.
         SchemaError: (a ValueError) No field matches `field_regex`.
         ColumnNotFound: `not_null_fields` names a field that is not copied.
         PlanError: (a ValueError) Source and target are one folder, or one lies in the other.
     """
+    check_session(spark)
     _refuse_overlap(source_url, target_url)
+    mode = _mode(target_url, overwrite=overwrite_output)
     source = open_parquet(source_url, storage_options=storage_options, filesystem=filesystem)
-    schema = _chosen(source.unischema, field_regex, list(not_null_fields or ()))
-    frame = spark.read.option("mergeSchema", "false").parquet(source_url)
-    frame = frame.select(*[_column(frame, field, field.name in source.partitions) for field in schema.fields.values()])
-    if not_null_fields:
-        frame = frame.dropna(subset=list(not_null_fields))
+    not_null = [not_null_fields] if isinstance(not_null_fields, str) else list(not_null_fields or ())
+    schema = _chosen(source.unischema, field_regex, not_null)
+    frame = _read(spark, source_url, source.partitions)
+    paths = {leaf: path for field in frame.schema.fields for leaf, path in _leaves(field.name, field.dataType)}
+    kept = frame
+    for name in not_null:
+        kept = kept.where(_column(paths[name]).isNotNull())
+    kept = kept.select(*_columns(frame.schema, schema, source.partitions))
     if partitions_count:
-        frame = frame.repartition(partitions_count)
-    mode = "overwrite" if overwrite_output else "error"
+        kept = kept.repartition(partitions_count)
     with materialize_dataset(spark, target_url, schema, row_group_size_mb, filesystem_factory=None):
-        frame.write.mode(mode).option("compression", "none").parquet(target_url)
+        kept.write.mode(mode).option("compression", "none").parquet(target_url)
+
+
+def _mode(target_url: str, *, overwrite: bool) -> str:
+    """Return Spark's mode for the target; DatasetExists where something is there that may not be replaced."""
+    fs, path = resolve(target_url, storage_options=None, filesystem=None)
+    place = Place.at(fs, path)
+    if place.is_free():
+        there = fs.get_file_info(place.path).type != FileType.NotFound
+        return "append" if there else "error"  # the latter refuses an empty folder too
+    if not overwrite:
+        raise DatasetExists(
+            f"{target_url} exists already, and nothing was copied; copy to another folder, or pass "
+            "overwrite_output=True (petastorm-copy-dataset.py: --overwrite-output) to replace it"
+        )
+    try:
+        place.check(overwrite=True)
+    except DatasetExists as error:
+        raise DatasetExists(str(error).replace("overwrite=True", "overwrite_output=True")) from error
+    return "overwrite"
 
 
 def _refuse_overlap(source_url: str, target_url: str) -> None:
@@ -126,10 +155,91 @@ def _chosen(schema: Unischema, field_regex: Iterable[str] | None, not_null: list
     return Unischema(schema._name, [UnischemaField(*field) for field in fields])
 
 
-def _column(frame: Any, field: UnischemaField, is_partition: bool) -> Any:
-    """Return the column as Spark reads it; Spark guesses the types of folder names, which the schema knows."""
-    column = frame[f"`{field.name}`"]
-    if not is_partition:
+# -- columns as Spark names them ------------------------------------------------------------------------------------
+
+
+def _read(spark: Any, url: str, partitions: Mapping[str, Any]) -> Any:
+    """Return the source as Spark reads it, with values of folder names as text: Spark would guess that 007 is 7."""
+    reader = spark.read.option("mergeSchema", "false")
+    frame = reader.parquet(url)
+    if not partitions:
+        return frame
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    fields = [StructField(f.name, StringType()) if f.name in partitions else f for f in frame.schema.fields]
+    return reader.schema(StructType(fields)).parquet(url)
+
+
+def _leaves(name: str, kind: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the columns that readers see in one of Spark's (a struct's fields: "s.a"), and their quoted paths."""
+    path = above + quoted(name)
+    inner = _struct(kind)
+    if inner is None:
+        yield name, path
+        return
+    for child in inner.fields:
+        for leaf, below in _leaves(child.name, child.dataType, f"{path}."):
+            yield f"{name}.{leaf}", below
+
+
+def _struct(kind: Any) -> Any:
+    """Return the struct that a type is, or that Spark stores it as (an ML vector); None for others."""
+    kind = kind.sqlType() if hasattr(kind, "sqlType") else kind
+    return kind if hasattr(kind, "fields") else None
+
+
+def _columns(stored: Any, schema: Unischema, partitions: Mapping[str, Any]) -> list[Any]:
+    """Return what is copied, in the order of the schema: whole columns, and structs without the fields not chosen."""
+    places = list(schema.fields)
+    found = []
+    for field in stored.fields:
+        leaves = [leaf for leaf, _ in _leaves(field.name, field.dataType)]
+        chosen = [leaf for leaf in leaves if leaf in schema.fields]
+        if not chosen:
+            continue
+        if field.name in partitions:
+            column = _from_text(_column(quoted(field.name)), schema.fields[field.name])
+        else:
+            column = _without(field, set(leaves) - set(chosen))
+        found.append((places.index(chosen[0]), column.alias(field.name)))
+    return [column for _, column in sorted(found, key=lambda one: one[0])]
+
+
+def _column(path: str) -> Any:
+    from pyspark.sql import functions
+
+    return functions.col(path)
+
+
+def _without(field: Any, dropped: set[str]) -> Any:
+    """Return a column without some fields of the struct that it is."""
+    column = _column(quoted(field.name))
+    if not dropped:
         return column
+    if hasattr(field.dataType, "sqlType"):
+        raise SchemaError(
+            f"column {field.name!r} is one value to Spark ({field.dataType.simpleString()}) and is copied whole or not "
+            f"at all; field_regex leaves out {', '.join(sorted(dropped))}"
+        )
+    return column.dropFields(*_drops(field.name, field.dataType, dropped))
+
+
+def _drops(name: str, kind: Any, dropped: set[str], above: str = "") -> Iterator[str]:
+    """Yield the paths below a struct to drop so that these columns are gone: whole structs where nothing is left."""
+    for child in kind.fields:
+        whole = f"{name}.{child.name}"
+        leaves = {f"{name}.{leaf}" for leaf, _ in _leaves(child.name, child.dataType)}
+        if leaves <= dropped:
+            yield above + quoted(child.name)
+        elif leaves & dropped:
+            yield from _drops(whole, _struct(child.dataType), dropped, f"{above}{quoted(child.name)}.")
+
+
+def _from_text(text: Any, field: UnischemaField) -> Any:
+    """Return values of folder names in the type that the schema says; times in them are UTC."""
+    from pyspark.sql import functions
+
     [kind] = Unischema("one", [field]).as_spark_schema().fields
-    return column.cast(kind.dataType).alias(field.name)
+    if type(kind.dataType).__name__ == "TimestampType":  # Spark would take them for times of the session's zone
+        text = functions.when(text.contains(":"), functions.concat(text, functions.lit("Z"))).otherwise(text)
+    return text.cast(kind.dataType)

@@ -56,6 +56,7 @@ def dataset_as_rdd(  # noqa: PLR0913 - Petastorm's signature, and two keywords
 
     Raises:
         NotImplementedError: The session is one of Spark Connect.
+        PlanError: (a ValueError) `spark_session` is no session; a SparkContext is none.
         SchemaError: No field matches.
     """
     context = context_of(spark_session, "dataset_as_rdd")

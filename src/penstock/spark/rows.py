@@ -149,17 +149,29 @@ class _Numbers:
 
 
 def _number_column(field: UnischemaField, stored: pa.Field, values: Sequence[Any], first: int) -> pa.Array:
-    kinds: tuple[type, ...] = (type(None), int, np.integer)
+    kinds: tuple[type, ...] = (int, np.integer)
     if pa.types.is_boolean(stored.type):
-        kinds = (type(None), bool, np.bool_)
+        kinds = (bool, np.bool_)
     elif pa.types.is_floating(stored.type):
-        kinds += (float, np.floating)
-    if all(issubclass(kind, kinds) for kind in set(map(type, values))):  # Arrow cuts 1.5 down to 1
+        kinds = (float, np.floating)
+    if all(issubclass(kind, (type(None), *kinds)) for kind in set(map(type, values))):  # Arrow cuts 1.5 down to 1
         try:
-            return refuse_nulls(pa.array(values, stored.type), stored, first)
+            made = pa.array(values, stored.type)
         except (pa.ArrowException, TypeError, OverflowError):
             pass
+        else:
+            if not _has_infinite(made):
+                return refuse_nulls(made, stored, first)
     return array_of([encode_cell(field, value, index) for index, value in enumerate(values, first)], stored, first)
+
+
+def _has_infinite(column: pa.Array) -> bool:
+    """Tell whether an infinite number is there, which a large one may have become."""
+    if not pa.types.is_float32(column.type):
+        return False
+    import pyarrow.compute as pc
+
+    return bool(pc.any(pc.is_inf(column)).as_py())
 
 
 class _Blocks:

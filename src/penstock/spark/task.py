@@ -73,6 +73,8 @@ class Task:
     layout: Layout
     options: WriteOptions
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+    columns: tuple[str, ...] | None = None
+    """Names of the DataFrame's columns, in order, in place of those that the batches have."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of a partition; give one batch that names the files, or none."""
@@ -117,7 +119,8 @@ class Task:
     def _pump(self, batches: Iterable[pa.RecordBatch], writer: FileWriter) -> None:
         first = 0
         for whole in batches:
-            for batch in slices(whole):
+            named = whole if self.columns is None else whole.rename_columns(list(self.columns))
+            for batch in slices(named):
                 for stored in self._stored(batch, first):
                     writer.add(stored)
                 first += batch.num_rows

@@ -19,16 +19,17 @@ import os
 import posixpath
 import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 import penstock.errors
 from penstock.dataset.incomplete import ALONE, BEGIN
-from penstock.errors import DatasetExists, PenstockError, SchemaError
+from penstock.errors import DatasetExists, PenstockError, PlanError, SchemaError
 from penstock.schema.arrow import arrow_schema
 from penstock.schema.unischema import Unischema
-from penstock.spark.session import cancelled_on_error
+from penstock.spark.session import cancelled_on_error, check_columns
 from penstock.spark.task import REPORT, Gate, Target, Task
 from penstock.storage import resolve
 from penstock.write.cells import refuse_names, refuse_null
@@ -97,8 +98,10 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     Raises:
         DatasetExists: something is at `url` already.
         SchemaError: a column or row does not fit the schema; names the row, its partition, and the field.
+        TypeError: `df` is no DataFrame of Spark.
         TransformError: the transform raised an error; names the row of the partition.
     """
+    _check_frame(df)
     if not isinstance(schema, Unischema):
         raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
     names = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by or ())
@@ -133,6 +136,18 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     return summary(str(url), files)
 
 
+def _check_frame(df: Any) -> None:
+    """Refuse what is no DataFrame of Spark, or has no end, or columns that cannot be told apart."""
+    if not all(hasattr(df, name) for name in ("mapInArrow", "sparkSession", "columns")):
+        raise TypeError(
+            f"penstock.spark.write wants a Spark DataFrame; got {type(df).__module__}.{type(df).__name__}. "
+            "spark.createDataFrame(...) makes one of rows and of pandas; penstock.write(...) takes them without Spark"
+        )
+    if df.isStreaming:
+        raise PlanError("a streaming DataFrame has no end and cannot be a dataset; write it to a table first")
+    check_columns(df)
+
+
 def _check_columns(columns: Sequence[str], layout: Layout) -> None:
     """Refuse columns that the schema lacks, and fields that are missing and may not be null, before a job runs."""
     refuse_names(columns, layout.unischema.fields)
@@ -142,10 +157,15 @@ def _check_columns(columns: Sequence[str], layout: Layout) -> None:
 
 
 def _run(df: Any, task: Task) -> list[DoneFile]:
-    """Run the job; return the files of the attempts that ended well, in order."""
+    """Run the job; return the files of the attempts that ended well, in order.
+
+    Spark takes a dot in a column's name for a struct: so columns go to the task by number, and it knows their names.
+    """
+    numbered = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
+    task = replace(task, columns=tuple(df.columns))
     try:
         with cancelled_on_error(df.sparkSession, f"penstock-write-{task.target.gate.run}"):
-            rows = df.mapInArrow(task, REPORT).collect()
+            rows = numbered.mapInArrow(task, REPORT).collect()
     except Exception as error:
         own = _own_error(str(error))
         if own is None:

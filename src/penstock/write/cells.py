@@ -14,14 +14,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs import NdarrayCodec, ScalarCodec
+from penstock.codecs.arrow_kinds import scalar_dtype
 from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
-from penstock.codecs.times import in_unit
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 from penstock.write.arrays import quick_array
+from penstock.write.lists import is_missing, list_cell
+from penstock.write.owned import is_fixed, own
+from penstock.write.time_cells import is_moment, leaf_of, stacked, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.schema.unischema import UnischemaField
     from penstock.write.spares import Spares
@@ -41,7 +44,7 @@ def encode_cell(field: UnischemaField, value: Any, index: int) -> Any:
     """Return the stored form of a value of row `index`; None stays None where the field allows it."""
     if isinstance(value, np.ma.MaskedArray):
         value = unmasked(field, value, index)
-    if value is None:
+    if is_missing(value):
         refuse_null(field, index)
         return None
     try:
@@ -107,34 +110,58 @@ def plain_types(field: UnischemaField) -> frozenset[type]:
 def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares | None) -> Any:
     """Return a value to be encoded later: checked where that is cheap, and an array copied where there are `spares`.
 
-    Pictures of Pillow, and whatever else says it is an array, become arrays here.
+    Pictures of Pillow, and whatever else says it is an array, become arrays here. What could change and is no array is
+    encoded at once, where there are spares.
     """
     given = value
     if isinstance(value, np.ma.MaskedArray):
         value = unmasked(field, value, index)
-        if value is None:
-            refuse_null(field, index)
-            return None
+    if is_missing(value):
+        refuse_null(field, index)
+        return None
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__array_interface__"):
-            return value
-        value = np.asarray(value)
+            fixed = spares is None or is_fixed(value)
+            return value if fixed else Encoded(own(encode_cell(field, value, index)))
+        try:
+            value = as_pixels(value)
+        except ValueError as error:
+            raise _misfit(index, field, given, error) from error
     if is_ours(field.codec):
         try:
             check_array(field, value)
         except ValueError as error:
             raise _misfit(index, field, value, error) from error
-    return spares.copy(value) if spares is not None and (value is given or value.base is given) else value
+    if spares is None or (value is not given and type(value.base) is bytes):  # which nobody can change
+        return value
+    return own(value) if value.dtype.hasobject else spares.copy(value)
+
+
+_OTHER_COLOURS = {"P", "PA", "HSV", "YCbCr", "CMYK", "LAB"}
+"""Modes of Pillow whose numbers are no grey and no RGB, though their arrays look like it."""
+
+
+def as_pixels(value: Any) -> Any:
+    """Return a picture of Pillow, or another object that says it is an array, as one; ValueError for other colours."""
+    mode = getattr(value, "mode", None)
+    if mode in _OTHER_COLOURS and any(base.__module__.startswith("PIL.") for base in type(value).__mro__):
+        raise ValueError(
+            f"a picture of mode {mode!r} has no RGB in it; convert it with image.convert('RGB'), or give "
+            "np.asarray(image) to store its numbers as they are"
+        )
+    return np.asarray(value)
 
 
 def _encode(field: UnischemaField, value: Any) -> Any:
     codec = field.codec
     if codec is not None:
         if not isinstance(value, np.ndarray) and hasattr(value, "__array_interface__") and has_cells(codec):
-            value = np.asarray(value)  # a picture of Pillow, say
+            value = as_pixels(value)
         return codec.encode(field, value)
     if field.shape:
-        return _list(field, value)
+        return list_cell(field, value)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
     if _is_typed(field):
         if isinstance(value, str | bytes) and not issubclass(field.numpy_dtype, np.str_):
             raise ValueError(f"{value!r:.50} is text")
@@ -149,31 +176,6 @@ _SCALAR = ScalarCodec()
 def _is_typed(field: UnischemaField) -> bool:
     kind = field.numpy_dtype
     return isinstance(kind, type) and issubclass(kind, np.number | np.bool_ | np.str_)
-
-
-def _list(field: UnischemaField, value: Any) -> Any:
-    """Return the cell of a list column; ValueError for a number that its dtype does not hold: Arrow would cut it."""
-    if not _is_typed(field) or issubclass(field.numpy_dtype, np.str_):
-        return value
-    flat = value.ravel() if isinstance(value, np.ndarray) else np.array(list(_leaves(value)))
-    kind = np.dtype(field.numpy_dtype)
-    if not flat.size or flat.dtype == kind or flat.dtype.kind not in "biuf":
-        return value  # what is no number at all Arrow refuses
-    with np.errstate(over="ignore", invalid="ignore"):
-        stored = flat.astype(kind)
-    lost = (stored != flat) if kind.kind in "iu" else (np.isinf(stored) & ~np.isinf(flat))
-    if kind.kind != "b" and lost.any():
-        raise ValueError(f"{flat[int(lost.argmax())]} is no {kind.name}")
-    return value
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the values of nested lists but for nulls."""
-    if isinstance(value, list | tuple | np.ndarray):
-        for one in value:
-            yield from _leaves(one)
-    elif value is not None:
-        yield value
 
 
 def _misfit(index: int, field: UnischemaField, value: Any, reason: Exception) -> SchemaError:
@@ -229,14 +231,13 @@ def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
 
 
 def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
-    if pa.types.is_float32(stored.type):
-        _refuse_large(cells, stored.name, first)
-    if pa.types.is_nested(stored.type):  # Arrow takes lists of lists, not arrays of more than one dimension
-        cells = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
-    if pa.types.is_date(stored.type):  # Arrow takes Python's dates here, not NumPy's
-        cells = [cell.astype("M8[D]").item() if isinstance(cell, np.datetime64) else cell for cell in cells]
-    if pa.types.is_timestamp(stored.type) or pa.types.is_duration(stored.type):
-        cells = [_in_unit(cell, stored.type.unit) for cell in cells]
+    leaf = leaf_of(stored.type)
+    if pa.types.is_float32(stored.type) or pa.types.is_float16(stored.type):
+        _refuse_large(cells, stored, first)
+    if is_moment(leaf):
+        cells = _timed(cells, stored, leaf, first)
+    elif pa.types.is_nested(stored.type):  # Arrow takes lists of lists, not arrays of more than one dimension
+        cells = [_unrolled(cell) for cell in cells]
     try:
         if pa.types.is_timestamp(stored.type) and stored.type.tz:  # NumPy's times have no zone: instants in UTC
             return pa.array(cells, pa.timestamp(stored.type.unit)).cast(stored.type)
@@ -253,23 +254,39 @@ def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
         raise
 
 
-def _in_unit(cell: Any, unit: str) -> Any:
-    """Return a time in the unit of its column, which Arrow asks for; one with finer digits stays, and is refused."""
-    if not isinstance(cell, np.datetime64 | np.timedelta64):
-        return cell
-    found = in_unit(np.asarray(cell), f"{cell.dtype.kind}8[{unit}]")[()]
-    return found if np.isnat(cell) or found == cell else cell
+def _timed(cells: list[Any], stored: pa.Field, leaf: pa.DataType, first: int) -> list[Any]:
+    stack = stacked(cells)
+    if stack is not None:
+        with contextlib.suppress(ValueError):  # which of them it is, the next loop tells
+            return list(timed(stack, leaf))
+    found = []
+    for index, cell in enumerate(cells, first):
+        try:
+            found.append(timed(cell, leaf))
+        except ValueError as error:
+            raise SchemaError(f"row {index}, field {stored.name!r}: {error}") from error
+    return found
 
 
-def _refuse_large(cells: list[Any], name: str, first: int) -> None:
+def _unrolled(cell: Any) -> Any:
+    """Return a cell with lists in the place of arrays."""
+    if isinstance(cell, np.ndarray):
+        return cell.tolist()
+    if isinstance(cell, list) and any(isinstance(one, np.ndarray | list) for one in cell):
+        return [_unrolled(one) for one in cell]
+    return cell
+
+
+def _refuse_large(cells: list[Any], stored: pa.Field, first: int) -> None:
     """Refuse a number that would be stored as infinite."""
+    kind = scalar_dtype(stored.type)
     for index, cell in enumerate(cells, first):
         if isinstance(cell, int | float | np.number) and np.isfinite(cell):
             with np.errstate(over="ignore"):
-                if np.isinf(np.float32(cell)):
+                if np.isinf(kind.type(cell)):
                     raise SchemaError(
-                        f"row {index}, field {name!r}: {cell} is larger than any float32; scale the value, or give the "
-                        "field the dtype float64"
+                        f"row {index}, field {stored.name!r}: {cell} is larger than any {kind}; scale the value, or "
+                        "give the field the dtype float64"
                     )
 
 

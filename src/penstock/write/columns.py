@@ -6,6 +6,7 @@ pass without a look at any of them. `hands` says whether the caller may change i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ from penstock.errors import SchemaError
 from penstock.write import work
 from penstock.write.arrays import quick_column
 from penstock.write.cells import array_of, encode_cell, refuse_names, refuse_null, refuse_nulls
+from penstock.write.owned import own
 from penstock.write.tables import checked, stored_column
 from penstock.write.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from penstock.schema.unischema import UnischemaField
     from penstock.write.layout import Layout
@@ -43,7 +45,8 @@ def column_works(columns: Mapping[str, Any], layout: Layout, first: int, *, star
 def length(columns: Mapping[str, Any]) -> int:
     """Return the number of rows; SchemaError where something is no column, or lengths differ."""
     for name, column in columns.items():
-        if not hasattr(column, "__len__") or isinstance(column, str | bytes):
+        is_column = hasattr(column, "__len__") and hasattr(column, "__getitem__")
+        if not is_column or isinstance(column, str | bytes | bytearray | Mapping):
             raise SchemaError(
                 f"column {name!r}: expected an array or list, got {type(column).__name__}; give a single row as [row]"
             )
@@ -63,7 +66,7 @@ def _step(columns: Mapping[str, Any], start: int, most_bytes: int) -> int:
 
 def _part(column: Any, start: int, stop: int, *, copy: bool) -> Any:
     part = column[start:stop]
-    return part.copy() if copy and isinstance(part, np.ndarray) else part
+    return own(part) if copy else part
 
 
 def _make(parts: Mapping[str, Any], layout: Layout, first: int, count: int) -> pa.RecordBatch:

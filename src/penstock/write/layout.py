@@ -37,6 +37,10 @@ class Layout:
     limits: Mapping[str, np.iinfo[Any] | np.finfo[Any]]
     """Columns stored in a wider type than the field's (uint8 lies in int16), and what their values may be."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it is made of: NumPy's `finfo` does not pickle."""
+        return plan_layout, (self.unischema, self.columns, self.partition_by)
+
     @property
     def in_files(self) -> pa.Schema:
         """The schema of every file: without the partition columns, with the stored schema in its metadata."""
@@ -76,7 +80,7 @@ class Layout:
             for path in _leaves(field):
                 codec = chosen.get(path, chosen.get(field.name, AUTO))
                 found[path] = auto if codec == AUTO else _codec(codec)
-        known = [*found, *self.in_files.names]
+        known = list(dict.fromkeys([*found, *self.in_files.names]))
         for name in chosen:
             if name not in known:
                 raise ColumnNotFound(f"compression: no column {name!r} in the files; {close_names(name, known)}")

@@ -1,8 +1,8 @@
 """Rows, one dict each, to works: values leave the dict at once, and what is slow to encode is encoded later.
 
 First stage for `Writer.append` and for iterables of dicts. When `add` returns, the caller may change or reuse the row
-and its arrays: they are copied, or encoded already where all other threads had enough to do. Nothing is held but the
-rows of one batch. What a single value may be is said in `cells`.
+and all that it holds: it is copied where it could change, or encoded already where all other threads had enough to do.
+Nothing is held but the rows of one batch. What a single value may be is said in `cells`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from penstock.write.cells import (
     plain_types,
     refuse_names,
 )
+from penstock.write.owned import FIXED, own
 from penstock.write.spares import Spares
 from penstock.write.tables import checked
 from penstock.write.work import Work
@@ -95,7 +96,9 @@ class RowBuffer:
                 value = self._keep(field, value, index, busy=busy)
             else:
                 value = encode_cell(field, value, index)
-                size += len(value) if isinstance(value, bytes | bytearray | str) else _NUMBER_BYTES
+                if type(value) not in FIXED and self._hands.copy:
+                    value = own(value)
+                size += len(value) if type(value) is bytes else _size(value)
             taken.append(value)
         for column, value in zip(self._cells, taken, strict=True):
             column.append(value)
@@ -104,7 +107,7 @@ class RowBuffer:
 
     def _keep(self, field: UnischemaField, value: Any, index: int, *, busy: bool) -> Any:
         if busy:
-            return Encoded(encode_cell(field, value, index))
+            return Encoded(own(encode_cell(field, value, index)))
         return keep_value(field, value, index, self._hands.spares if self._hands.copy else None)
 
     def is_full(self) -> bool:
@@ -118,6 +121,15 @@ class RowBuffer:
         self._first += self.num_rows
         self._clear()
         return taken
+
+
+def _size(cell: Any) -> int:
+    """Return about how many bytes a cell holds on to while it waits."""
+    if isinstance(cell, bytes | bytearray | str):
+        return len(cell)
+    if isinstance(cell, list | tuple) and cell:
+        return len(cell) * _size(cell[0])
+    return int(getattr(cell, "nbytes", _NUMBER_BYTES))
 
 
 def _make(cells: list[list[Any]], layout: Layout, first: int, hands: Hands) -> pa.RecordBatch:

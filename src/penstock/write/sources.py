@@ -2,7 +2,7 @@
 
 First look at any input, for `write` and `Writer.extend`: DataFrames become Arrow (or columns, where a codec has to see
 values), datasets of other libraries become readers. From the form the layout is planned and the works are cut. Imports
-no library of DataFrames: an object of one is there only if its library is.
+no library of DataFrames unless it was given an object of one: then it is there.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def normal_form(data: Any, schema: Unischema | None) -> Any:
     """Return the data as Arrow, `Tables`, a mapping of columns, or an iterable of rows."""
     library = _library(data)
     if isinstance(data, (*ARROW, Mapping, Tables)) and library != "datasets":  # whose dict of splits is a dict too
-        if isinstance(data, Mapping):
-            _check_columns(data)
-        return data
+        return _columns(data, schema) if isinstance(data, Mapping) else data
     if library == "pandas":
         return _from_pandas(data, schema)
     if library == "polars":
@@ -71,6 +69,32 @@ def normal_form(data: Any, schema: Unischema | None) -> Any:
 
 def _library(data: Any) -> str:
     return type(data).__module__.partition(".")[0]
+
+
+def _columns(columns: Mapping[Any, Any], schema: Unischema | None) -> Mapping[str, Any]:
+    """Return a dict of columns; a Series of pandas or Polars is taken as it would be from a frame."""
+    _check_columns(columns)
+    if not any(_library(column) in ("pandas", "polars") for column in columns.values()):
+        return columns
+    return {name: _plain_column(name, column, schema) for name, column in columns.items()}
+
+
+def _plain_column(name: str, column: Any, schema: Unischema | None) -> Any:
+    library = _library(column)
+    if library in ("pandas", "polars") and hasattr(column, "columns"):
+        raise SchemaError(f"column {name!r}: expected an array or list, got a DataFrame; give its columns one by one")
+    if library == "polars" and hasattr(column, "to_frame"):
+        return _from_polars(column.to_frame(name)).column(0)
+    if library != "pandas" or not hasattr(column, "dtype"):
+        return column
+    fields = {} if schema is None else schema.fields
+    kind = column.dtype.kind if isinstance(column.dtype, np.dtype) else "O"
+    if kind in "biumM" or (kind == "f" and _has_nan(fields, name)):
+        return column.to_numpy()
+    import pandas as pd  # which is there, since the column is
+
+    frame = _from_pandas(pd.DataFrame({name: pd.array(column, column.dtype)}), schema)
+    return frame[name] if isinstance(frame, Mapping) else frame.column(0)
 
 
 def _check_columns(columns: Mapping[Any, Any]) -> None:
@@ -134,12 +158,14 @@ def _from_pandas(frame: Any, schema: Unischema | None) -> Any:
     if not hasattr(frame, "columns"):
         raise SchemaError(f"cannot write a pandas {type(frame).__name__}; give a DataFrame")
     names = [str(name) for name in frame.columns]
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    levels = [str(name) for name in frame.index.names if name is not None]
+    twice = next((name for name, count in Counter([*names, *levels]).items() if count > 1), None)
     if twice is not None:
-        raise SchemaError(f"the DataFrame has two columns called {twice!r}; rename one of them")
+        of_index = " (one is of its index)" if twice in levels else ""
+        raise SchemaError(f"the DataFrame has two columns called {twice!r}{of_index}; rename one of them")
     fields = {} if schema is None else schema.fields
     objects = [name for name in frame.columns if frame[name].dtype == object and _has_arrays(frame[name], fields, name)]
-    table = _pandas_table(frame.drop(columns=objects))
+    table = _pandas_table(frame.drop(columns=objects), fields)
     if not objects:
         return table
     columns: dict[str, Any] = {name: table.column(name) for name in table.column_names}
@@ -148,11 +174,15 @@ def _from_pandas(frame: Any, schema: Unischema | None) -> Any:
     return {name: columns[name] for name in [*names, *index]}
 
 
-def _pandas_table(frame: Any) -> pa.Table:
-    """Return a frame as a table: its index too where it has a name."""
-    is_named = any(name is not None for name in frame.index.names)
+def _pandas_table(frame: Any, fields: Mapping[str, Any]) -> pa.Table:
+    """Return a frame as a table: of its index the levels that have a name."""
+    unnamed = [level for level, name in enumerate(frame.index.names) if name is None]
+    is_named = len(unnamed) < len(frame.index.names)
+    if is_named and unnamed:
+        frame = frame.set_axis(frame.index.droplevel(unnamed))
     try:
-        return pa.Table.from_pandas(frame, preserve_index=is_named).replace_schema_metadata(None)
+        table = pa.Table.from_pandas(frame, preserve_index=is_named).replace_schema_metadata(None)
+        return _with_nan(table, frame, fields)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         for name in frame.columns:
             try:
@@ -165,6 +195,23 @@ def _pandas_table(frame: Any) -> pa.Table:
         raise SchemaError(
             f"the DataFrame cannot be taken as Arrow: {error}; convert the column that it names"
         ) from error
+
+
+def _with_nan(table: pa.Table, frame: Any, fields: Mapping[str, Any]) -> pa.Table:
+    """Return the table with NaN where a column of NumPy's floats has it: pandas' way to Arrow makes nulls of it."""
+    levels = [frame.index.get_level_values(level) for level in range(frame.index.nlevels)]
+    columns = [frame.iloc[:, index] for index in range(frame.shape[1])] + levels
+    for index, (name, column) in enumerate(zip(table.column_names, columns, strict=False)):
+        is_float = isinstance(column.dtype, np.dtype) and column.dtype.kind == "f"
+        if is_float and table.column(index).null_count and _has_nan(fields, name):
+            table = table.set_column(index, table.schema.field(index), pa.array(column.to_numpy()))
+    return table
+
+
+def _has_nan(fields: Mapping[str, Any], name: str) -> bool:
+    """Tell whether a field has NaN; where it has none, NaN is a null: integers with gaps are floats in pandas."""
+    kind = fields[name].numpy_dtype if name in fields else None
+    return kind is None or np.dtype(kind).kind == "f"
 
 
 def _has_arrays(column: Any, fields: Mapping[str, Any], name: str) -> bool:
@@ -270,7 +317,12 @@ def _arrow_field(name: str, column: Any) -> pa.Field:
         if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
             return pa.field(name, pa.from_numpy_dtype(column.dtype), nullable=isinstance(column, np.ma.MaskedArray))
         values = without_runs(column) if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
-    except pa.ArrowException as error:
+    except OverflowError as error:
+        raise SchemaError(
+            f"column {name!r}: a whole number is outside of int64, -2**63 to 2**63 - 1, which whole numbers become "
+            "without a schema; give np.array(column, np.uint64) where they fit that, or floats, or text"
+        ) from error
+    except (pa.ArrowException, TypeError, ValueError) as error:
         kind = f" of {column.dtype}" if isinstance(column, np.ndarray) else ""
         raise SchemaError(
             f"column {name!r}: cannot infer a type from {type(column).__name__}{kind}: {error}; convert the column, or "

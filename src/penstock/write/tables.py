@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import form_of
 from penstock.errors import SchemaError
+from penstock.write.casts import cast_column
 from penstock.write.cells import array_of, check_limits, encode_cell, refuse_names, refuse_null, refuse_nulls, wanted
 from penstock.write.work import TABLE_ROWS, Work
 
@@ -69,13 +70,7 @@ def stored_column(column: Any, stored: pa.Field, layout: Layout, first: int) -> 
         return _encoded(column, layout.unischema.fields[stored.name], stored, first)
     if stored.name in layout.cells:
         _refuse_text(column.type, stored, first)
-    try:
-        return refuse_nulls(column.cast(stored.type), stored, first)
-    except pa.ArrowException as error:
-        raise SchemaError(
-            f"column {stored.name!r}, rows from {first}: the table has {column.type}, the schema stores {stored.type}: "
-            f"{error}; cast the column, encode its cells with the field's codec, or give rows instead of a table"
-        ) from error
+    return refuse_nulls(cast_column(column, stored, first), stored, first)
 
 
 def without_runs(column: Any) -> Any:

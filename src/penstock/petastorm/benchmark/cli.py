@@ -54,8 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-n", "--measure-cycles", type=int, default=1000, help="rows of the measurement")
     parser.add_argument("--profile-threads", action="store_true", help="ignored")
     parser.add_argument("-d", "--read-method", type=ReadMethod, default=ReadMethod.PYTHON, choices=ReadMethod)
-    parser.add_argument("-q", "--shuffling-queue-size", type=int, default=500, help="for --read-method tf")
-    parser.add_argument("--min-after-dequeue", type=int, help="for --read-method tf; default: 80%% of the queue")
+    parser.add_argument(
+        "-q", "--shuffling-queue-size", type=int, default=500, help="for --read-method tf; 0: no shuffling"
+    )
+    parser.add_argument("--min-after-dequeue", type=int, help="ignored: tf.data keeps the queue full")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="more log; -vv for even more")
     return parser
 

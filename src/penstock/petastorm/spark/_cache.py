@@ -189,6 +189,8 @@ def delete(place: Place) -> None:
         _deleted.add(place.url)
         return
     kept = _places.remove(place)
+    if kept is None and was_deleted(place.url):
+        return  # what is there are the files of others that the first call has kept, and named
     if kept is not None:
         _deleted.add(place.url)
     if kept is None:

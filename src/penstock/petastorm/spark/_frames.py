@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import SchemaError
+from penstock.spark.session import check_columns, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,30 +55,23 @@ def converted(df: Any, dtype: str | None) -> Any:
     change, to arrays of doubles. A DataFrame in which nothing changes comes back as it is.
     """
     fields = df.schema.fields
-    _check_names(df.columns)
+    check_columns(df)
     columns = {field.name: column for field in fields if (column := _converted(field, dtype)) is not None}
     if not columns:
         return df
     from pyspark.sql import functions
 
-    return df.select([columns.get(field.name, functions.col(_quoted(field.name))) for field in fields])
-
-
-def _check_names(names: list[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise SchemaError(f"two columns are named {name!r}, and a Parquet file has only one; rename one of them")
-        seen.add(name)
+    return df.select([columns.get(field.name, functions.col(quoted(field.name))) for field in fields])
 
 
 def _converted(field: Any, dtype: str | None) -> Any:
     """Return the column in another form, or None where it stays as it is."""
     from pyspark.sql import functions
 
-    column = functions.col(_quoted(field.name))
+    column = functions.col(quoted(field.name))
     if is_vector(field.dataType):
-        return _vector_to_array()(column, dtype or "float64").alias(field.name)
+        array = _vector_to_array()(column, dtype or "float64")  # fails on nulls, which stay nulls
+        return functions.when(column.isNotNull(), array).alias(field.name)
     wanted = _precise(field.dataType, dtype)
     return None if wanted == field.dataType else column.cast(wanted).alias(field.name)
 
@@ -106,10 +99,6 @@ def _precise(kind: Any, dtype: str | None) -> Any:
     if dtype == "float64" and isinstance(kind, FloatType):
         return DoubleType()
     return kind
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def write(df: Any, url: str, settings: Settings) -> Mapping[str, int]:
@@ -142,7 +131,7 @@ def _observing(df: Any) -> tuple[Any, Callable[[], dict[str, int]]]:
     observation = Observation()
     looks = []
     for index, name in enumerate(arrays):
-        length = functions.coalesce(functions.size(_quoted(name)), functions.lit(-1))  # -1: a null
+        length = functions.coalesce(functions.size(quoted(name)), functions.lit(-1))  # -1: a null
         looks += [functions.min(length).alias(f"least_{index}"), functions.max(length).alias(f"most_{index}")]
 
     def lengths() -> dict[str, int]:

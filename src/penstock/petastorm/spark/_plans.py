@@ -32,10 +32,13 @@ class Plan:
     """Spark's plan with the current time filled in, so that it differs where that matters."""
     files: frozenset[tuple[str, int, int]]
     """Path, bytes and time of change of every file that is read."""
+    columns: tuple[tuple[str, str], ...]
+    """Name and type of every column: to Spark results are the same whatever their columns are called."""
 
     def same(self, other: Plan) -> bool:
-        """Tell whether both give the same rows; asks Spark's JVM."""
+        """Tell whether both give the same rows, under the same names; asks Spark's JVM."""
         alike = self.application == other.application and self.files == other.files
+        alike = alike and self.columns == other.columns
         return alike and bool(self.optimized.sameResult(other.optimized))
 
 
@@ -66,7 +69,9 @@ def _known(df: Any) -> Plan:
         raise UnknownPlanError("it has a function whose values are drawn, such as rand()")
     paths = {path for plan in plans for leaf in _each(plan.collectLeaves()) for path in _paths(leaf)}
     spark = df.sparkSession
-    return Plan(spark.sparkContext.applicationId, execution.optimizedPlan(), frozenset(_stated(spark, paths)))
+    columns = tuple((field.name, field.dataType.json()) for field in df.schema.fields)
+    files = frozenset(_stated(spark, paths))
+    return Plan(spark.sparkContext.applicationId, execution.optimizedPlan(), files, columns)
 
 
 def _each(found: Any) -> Iterator[Any]:

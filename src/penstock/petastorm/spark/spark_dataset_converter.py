@@ -11,7 +11,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockWarning
+from penstock.errors import PenstockWarning, PlanError
 from penstock.petastorm.spark import _cache, _places
 from penstock.petastorm.spark._frames import Settings
 from penstock.petastorm.spark._loaders import (
@@ -159,12 +159,13 @@ class SparkDatasetConverter:
         return f"SparkDatasetConverter({self.cache_dir_url!r}, rows={self.dataset_size:,}, files={len(self.file_urls)})"
 
     def steps_per_epoch(self, batch_size: int = _BATCH_SIZE, *, shard_count: int = 1) -> int:
-        """Return the full batches in the rows, or in one shard's part of them; at least 1.
+        """Return the full batches in the rows, or in one shard's part of them; at least 1, but 0 where no row is.
 
         For `model.fit(dataset, steps_per_epoch=...)` over a loader with `num_epochs=None`, which does not end: the rows
         that are left go into the first batch of the next epoch.
         """
-        return max(1, self.dataset_size // _whole("shard_count", shard_count) // _whole("batch_size", batch_size))
+        rows = self.dataset_size // _whole("shard_count", shard_count)
+        return max(1 if self.dataset_size else 0, rows // _whole("batch_size", batch_size))
 
     def make_tf_dataset(
         self,
@@ -224,6 +225,11 @@ class SparkDatasetConverter:
     def _source(self, num_epochs: int | None, workers: int | None, size: int, more: Mapping[str, Any]) -> Source:
         check_options(more)
         check_shards(more, stacklevel=3)
+        if num_epochs is None and not self.dataset_size:
+            raise PlanError(
+                f"the DataFrame of this converter has no rows ({self.cache_dir_url}), and num_epochs=None would wait "
+                "for a batch for ever; look at what it was made of, or give num_epochs=1, which ends at once"
+            )
         self._warn_if_endless(num_epochs, size, more.get("shard_count"))
         options: dict[str, Any] = {"num_epochs": num_epochs, "workers_count": _WORKERS if workers is None else workers}
         if self._storage_options is not None:

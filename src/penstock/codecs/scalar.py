@@ -41,8 +41,8 @@ _DECIMAL_DIGITS = (38, 18)  # what Spark infers for a Decimal of no stated type
 _NO_NUMBERS = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64, np.complexfloating)
 _INTEGERS = (int, np.integer)
 _FLOATS = (float, np.float32, np.float16)
-_EXACT: dict[Any, tuple[int, Any]] = {np.float16: (2**11, np.float16), np.float32: (2**24, np.float32)}
-"""Integers up to which every one is a float of that dtype."""
+_EXACT = 2**53
+"""Up to here every integer is a float; narrower ones round, and are given numbers to round."""
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str"}
 
 
@@ -231,17 +231,11 @@ def _real(field: FieldLike, value: Any) -> float:
         raise _other(field, "a float", value)
     real = float(value)
     if isinstance(value, _INTEGERS):
-        limit, kind = _EXACT.get(field.numpy_dtype, (2**53, np.float64))
-        if not -limit <= value <= limit and _in(kind, real) not in (int(value), math.inf, -math.inf):
-            raise ValueError(f"field {field.name!r}: no {kind.__name__} is exactly {value}; give a float, or round it")
+        if not -_EXACT <= value <= _EXACT and real != int(value) and field.numpy_dtype is np.float64:
+            raise ValueError(f"field {field.name!r}: no float64 is exactly {value}; give a float, or round it")
     elif math.isinf(real) and "inf" not in str(value).lower():
         raise ValueError(f"field {field.name!r}: {value!r:.50} is larger than any float")
     return real
-
-
-def _in(kind: Any, real: float) -> float:
-    with np.errstate(over="ignore"):  # what is infinite then is refused for its column
-        return float(kind(real))
 
 
 def flag(field: FieldLike, value: Any) -> bool:
@@ -249,7 +243,7 @@ def flag(field: FieldLike, value: Any) -> bool:
     is_time = isinstance(value, _NO_NUMBERS)  # of nanoseconds NumPy makes plain integers
     if not is_time and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # also of torch and JAX
         value = value.item()
-    if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
+    if isinstance(value, int) and value in (0, 1):
         return bool(value)
     raise _other(field, "True or False (or 1 or 0)", value)
 

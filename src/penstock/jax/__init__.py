@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock.api import Dataset
 from penstock.api import open as open_dataset
+from penstock.engine.front import Front
 from penstock.errors import PlanError
 from penstock.options import WINDOW_BYTES
 
@@ -29,13 +30,10 @@ from penstock.jax._masks import check_names, choose
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
-    from penstock.engine.build import Built, Skipped
+    from penstock.engine.build import Built
     from penstock.engine.loader import Loader as HostLoader
-    from penstock.engine.report import Report
     from penstock.options import OnError, Pool, Remainder, Shuffle, Window
-    from penstock.plan.plan import Plan
     from penstock.schema.transform import TransformSpec
 
     Batch = dict[str, Any]
@@ -148,11 +146,11 @@ def _check_equal(dataset: Dataset, remainder: str, on_error: str) -> None:
         )
 
 
-class Loader:
+class Loader(Front):
     """Iterable of batches on the device; made by `penstock.jax.loader`.
 
     Everything but the batches is that of the loader of NumPy batches behind it: passes, length, state and plan. The
-    state counts what the consumer has received, not what is prefetched.
+    state counts what the consumer has received, `stats()` what was taken to be prefetched.
     """
 
     def __init__(self, host: HostLoader, convert: Convert, prefetch: int) -> None:
@@ -174,45 +172,9 @@ class Loader:
         """Go on from a state: of any world, batch size or framework, of the same dataset, rows and seed."""
         self._host.load_state_dict(state)
 
-    def stats(self) -> dict[str, float]:
-        """Return counters of the loader behind; batches count when they are taken to be prefetched."""
-        return self._host.stats()
-
-    def report(self) -> Report:
-        """Return where the time went, to print: see docs/stalls.md."""
-        return self._host.report()
-
     @property
-    def skipped(self) -> list[Skipped]:
-        """The rows left out so far under on_error="skip"."""
-        return self._host.skipped
-
-    @property
-    def plan(self) -> Plan:
-        """What this loader does from here to the end of the epoch; print it."""
-        return self._host.plan
-
-    @property
-    def rank(self) -> int:
-        """The part that this process reads."""
-        return self._host.rank
-
-    @property
-    def world(self) -> int:
-        """The number of parts."""
-        return self._host.world
-
-    def close(self) -> None:
-        """Stop threads and processes; the loader cannot be used again. Arrays handed out stay valid."""
-        self._host.close()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _behind(self) -> HostLoader:
+        return self._host
 
     def __repr__(self) -> str:
         return f"penstock.jax.{self._host!r}"

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import tensorflow as tf
 
+from penstock.engine.front import Front
 from penstock.errors import LoaderClosed, PenstockWarning, TransformError
 from penstock.plan import State
 from penstock.tensorflow._exit import exiting, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
-    from penstock.engine.build import Built, Skipped
+    from penstock.engine.build import Built
     from penstock.engine.loader import Loader
     from penstock.plan import EpochPlan
-    from penstock.plan.plan import Plan
     from penstock.tensorflow._forms import Form
 
     Place = tuple[EpochPlan, int]
@@ -81,7 +80,7 @@ def no_running_ahead() -> Any:
     return options
 
 
-class Delivery:
+class Delivery(Front):
     """The loader behind a dataset, with the place that the consumer has reached: `dataset.penstock`.
 
     Safe to ask from any thread, also from a Keras callback. One iteration at a time: another one ends the one before
@@ -227,37 +226,9 @@ class Delivery:
             self._current, self._ended_early, self._resumed = None, False, True
             self._begin(counted=False)
 
-    def stats(self) -> dict[str, float]:
-        """Return counters of the loader behind."""
-        return self._loader.stats()
-
-    def report(self) -> Any:
-        """Return where the time went, to print: see docs/stalls.md."""
-        return self._loader.report()
-
     @property
-    def skipped(self) -> list[Skipped]:
-        """The rows left out so far under on_error="skip"."""
-        return self._loader.skipped
-
-    @property
-    def plan(self) -> Plan:
-        """What the loader does from here to the end of the epoch; print it."""
-        return self._loader.plan
-
-    @property
-    def rank(self) -> int:
-        """The part that this process reads."""
-        return self._loader.rank
-
-    @property
-    def world(self) -> int:
-        """The number of parts."""
-        return self._loader.world
-
-    def close(self) -> None:
-        """Stop threads and processes; the dataset cannot be iterated again. Tensors handed out stay valid."""
-        self._loader.close()
+    def _behind(self) -> Loader:
+        return self._loader
 
     def __repr__(self) -> str:
         return f"penstock.tensorflow.{self._loader!r}"
@@ -300,7 +271,7 @@ class _One:
         return arrays
 
 
-class Batches(tf.data.Dataset):  # type: ignore[misc]
+class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
     """A `tf.data.Dataset` of batches that can also be saved, resumed and closed; made by `penstock.tensorflow.loader`.
 
     `state_dict()` tells what has come out of this dataset, whatever waits in stages inside. `map`, `prefetch`,
@@ -378,45 +349,9 @@ class Batches(tf.data.Dataset):  # type: ignore[misc]
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""
         self.penstock.load_state_dict(state)
 
-    def stats(self) -> dict[str, float]:
-        """Return counters: rows, batches, bytes and chunks read, seconds waited, seconds of each stage."""
-        return self.penstock.stats()
-
-    def report(self) -> Any:
-        """Return where the time went, to print: see docs/stalls.md."""
-        return self.penstock.report()
-
     @property
-    def skipped(self) -> list[Skipped]:
-        """The rows left out so far under on_error="skip"."""
-        return self.penstock.skipped
-
-    @property
-    def plan(self) -> Plan:
-        """What the loader does from here to the end of the epoch; print it."""
-        return self.penstock.plan
-
-    @property
-    def rank(self) -> int:
-        """The part that this process reads."""
-        return self.penstock.rank
-
-    @property
-    def world(self) -> int:
-        """The number of parts."""
-        return self.penstock.world
-
-    def close(self) -> None:
-        """Stop threads and processes; the dataset cannot be iterated again. Tensors handed out stay valid."""
-        self.penstock.close()
-
-    def __enter__(self) -> Batches:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _behind(self) -> Delivery:
+        return self.penstock
 
 
 def _counting(inner: Any, delivery: Delivery) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import torch
 
+from penstock.engine.front import Front
 from penstock.engine.passes import ENDED
 from penstock.engine.run import now
 from penstock.errors import LoaderClosed
@@ -26,12 +27,9 @@ from penstock.torch.turns import resumed_state, start_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import TracebackType
 
     from penstock.api import Loader as NativeLoader
-    from penstock.engine.build import Built, Skipped
-    from penstock.engine.report import Report
-    from penstock.plan.plan import Plan
+    from penstock.engine.build import Built
 
     Tensors = dict[str, Any]
 
@@ -105,7 +103,7 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     return DeviceLoader(native, convert, mover_for(where, after, pin=pin_memory is not False, depth=prefetch), prefetch)
 
 
-class Loader:
+class Loader(Front):
     """Iterable of batches (dict of column -> tensor); made by `penstock.torch.loader`.
 
     Iterating, passes and states are as in `penstock.Loader`, which is `native`.
@@ -200,50 +198,12 @@ class Loader:
 
     # -- what it says about itself --------------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, float]:
-        """Return counters of the native loader: rows, batches, bytes, seconds waited and of each stage."""
-        return self.native.stats()
-
-    def report(self) -> Report:
-        """Return where the time of the last steps went and what would help, to print: see docs/stalls.md."""
-        return self.native.report()
-
     @property
-    def skipped(self) -> list[Skipped]:
-        """The rows left out so far under on_error="skip"."""
-        return self.native.skipped
-
-    @property
-    def plan(self) -> Plan:
-        """What is left of the epoch, to print."""
-        return self.native.plan
-
-    @property
-    def rank(self) -> int:
-        """The rank this loader reads for."""
-        return self.native.rank
-
-    @property
-    def world(self) -> int:
-        """The number of ranks that share the order."""
-        return self.native.world
+    def _behind(self) -> NativeLoader:
+        return self.native
 
     def __repr__(self) -> str:
         return f"penstock.torch.{self.native!r}"
-
-    # -- the end --------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Stop threads and processes; the loader cannot be used again."""
-        self.native.close()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Batches:

@@ -33,6 +33,7 @@ from penstock.schema.unischema import Unischema
 from penstock.spark.session import check_session, hadoop_settings, row_group_settings
 from penstock.storage import is_hidden, resolve
 from penstock.write.durable import put_json, remove
+from penstock.write.place import can_rename
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -142,7 +143,8 @@ class _Target:
             fs, path = self._place()
             before = _before(fs, path)
             note = {"cure": self._cure(before), "before": sorted(before.kept or ()), "process": this_process()}
-            fs.create_dir(posixpath.dirname(path), recursive=True)
+            if can_rename(fs):  # a store needs no folders, and may refuse to make them
+                fs.create_dir(posixpath.dirname(path), recursive=True)
             put_json(fs, note_path(path), note)
         return before
 

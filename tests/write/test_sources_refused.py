@@ -111,7 +111,7 @@ INF = float("inf")
         (pa.array([1.0, None, INF, 1e300]), field(np.float32), 3),
         (pa.array([1.0, -1e300]), field(np.float16), 1),
         (pa.array([[1.0], None, [], [2.0, 1e300]]), field(np.float32, (None,)), 3),
-        (pa.array([[1.0, 2.0], None, [2.0, 1e300]], pa.list_(pa.float64(), 2)), field(np.float32, (2,)), 2),
+        (pa.array([[1.0, 2.0], [2.0, 1e300]], pa.list_(pa.float64(), 2)), field(np.float32, (2,)), 1),
         (pa.array([[[1.0]], [[], [1e300]]]), field(np.float32, (None, None)), 1),
         (pa.array([1.0, 1e300]).dictionary_encode(), field(np.float32), 1),
         (pa.array([Decimal(1), Decimal(10) ** 50], pa.decimal256(70, 0)), field(np.float32), 1),

@@ -236,7 +236,7 @@ def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
         _refuse_large(cells, stored, first)
     if is_moment(leaf):
         cells = _timed(cells, stored, leaf, first)
-    elif pa.types.is_nested(stored.type):  # Arrow takes lists of lists, not arrays of more than one dimension
+    elif leaf != stored.type or pa.types.is_nested(stored.type):  # Arrow takes lists of lists, no array of several axes
         cells = [_unrolled(cell) for cell in cells]
     try:
         if pa.types.is_timestamp(stored.type) and stored.type.tz:  # NumPy's times have no zone: instants in UTC
@@ -298,7 +298,7 @@ def check_limits(column: pa.Array, name: str, limits: Any, first: int) -> None:
     import pyarrow.compute as pc
 
     rows = np.arange(first, first + len(column))
-    while pa.types.is_nested(column.type):
+    while leaf_of(column.type) != column.type:
         rows = rows[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)]
         column = pc.list_flatten(column)
     if isinstance(limits, np.finfo):  # what is infinite or no number may stay so

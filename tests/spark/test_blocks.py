@@ -32,11 +32,11 @@ def test_a_driver_killed_before_the_end_of_its_block_leaves_nothing_that_opens(s
     block = materialize_dataset(spark, url, SMALL)
     block.__enter__()
     if there:
-        note.write_text(note.read_text().replace('"process": "', '"process": "not '))
+        note.write_text(json.dumps({**json.loads(note.read_text()), "process": ["elsewhere", 1, "x"]}))
         assert len(penstock.open(url)) == 4  # nothing has changed yet
     frame(spark, SMALL, [small_row(9)], 1).write.mode("append").parquet(url)
     found = json.loads(note.read_text())
-    note.write_text(json.dumps({**found, "process": "elsewhere:1"}))
+    note.write_text(json.dumps({**found, "process": ["elsewhere", 1, "x"]}))
     with pytest.raises(DatasetIncomplete, match=r"block of materialize_dataset has not ended.*overwrite"):
         penstock.open(url)
     assert penstock.discard(url) == 1
@@ -50,7 +50,7 @@ def test_a_driver_killed_before_the_end_of_its_block_leaves_nothing_that_opens(s
 
 def test_what_a_killed_block_left_can_be_overwritten(spark, tmp_path):
     url, note = url_of(tmp_path / "set"), tmp_path / ".set.block.json"
-    note.write_text(json.dumps({"cure": "run it again", "before": [], "process": "elsewhere:1"}))
+    note.write_text(json.dumps({"cure": "run it again", "before": [], "process": ["elsewhere", 1, "x"]}))
     frame(spark, SMALL, [small_row(i) for i in range(4)], 1).write.parquet(url)
     with pytest.raises(DatasetIncomplete, match="run it again"):
         penstock.open(url)

@@ -1,5 +1,6 @@
 """Whatever writers do to a target, rows that are safe, files of others and datasets that are whole stay as they are."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from penstock.dataset.incomplete import this_process
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
 from penstock.write import place as place_module
 from penstock.write import stage as stage_module
@@ -229,3 +231,30 @@ def test_a_resumed_write_that_replaces_does_not_bring_the_old_rows_back(
 
 def killed(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_note_of_a_killed_block_of_spark_costs_no_dataset_its_rows(tmp_path: Path, when: str) -> None:
+    note = tmp_path / ".d.block.json"
+    text = json.dumps({"cure": "run it again", "before": [], "process": ["elsewhere", 1, "x"]})
+    if when == "before":
+        note.write_text(text)
+    penstock.write(rows(0, 5), tmp_path / "d", IDS)
+    assert not note.exists()
+    if when == "after":
+        note.write_text(text)
+    assert penstock.discard(tmp_path / "d") == 0
+    assert ids(tmp_path / "d") == list(range(5))
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_what_a_live_block_of_spark_writes_is_not_discarded(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    note = tmp_path / ".d.block.json"
+    note.write_text(json.dumps({"cure": "run it again", "before": [], "process": this_process()}))
+    with pytest.raises(DatasetExists, match=r"block of materialize_dataset.*remove .*\.d\.block\.json"):
+        penstock.discard(tmp_path / "d")
+    machine, number, token = this_process()
+    note.write_text(json.dumps({"cure": "", "before": [], "process": [machine, number, "not " + token]}))
+    assert penstock.discard(tmp_path / "d") == 0  # a container that was started again has the old one's number
+    assert not note.exists()

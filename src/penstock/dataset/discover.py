@@ -104,8 +104,7 @@ class _Finder:
         if top != path or any(name == MARKER for name, _ in entries):
             refuse_marked(fs, top)
         refuse_spark(fs, path, (name for name, _ in entries))
-        if any(name == "_SUCCESS" for name, _ in entries):  # only Spark writes in blocks
-            refuse_block(fs, path, (name for name, _ in entries if not is_hidden(name)))
+        refuse_block(fs, path, (name for name, _ in entries))
         root = Root(fs, path, side) if top == path else self.root(fs, top)
         prefix = path.removeprefix(top).lstrip("/")
         for name, size in entries:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 from penstock.errors import DatasetIncomplete
+from penstock.storage import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,19 +50,25 @@ def note_path(path: str) -> str:
     return posixpath.join(parent, f".{name}.block.json")
 
 
-def this_process() -> str:
-    """Return what tells this process from others, of this machine and others."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+_RUN = os.urandom(6).hex()
+
+
+def this_process() -> list[Any]:
+    """Return what tells this process from others: machine, number and a token (containers repeat the first two)."""
+    return [socket.gethostname(), os.getpid(), _RUN]
 
 
 def refuse_block(fs: FileSystem, path: str, names: Iterable[str]) -> None:
     """Raise DatasetIncomplete if Spark has changed the files of a folder in a block that has not ended.
 
-    The block's own process may look. `names` are those of the files, hidden ones left out. Costs one look.
+    The block's own process may look. `names` are those of all files. Costs one look, where Spark wrote the folder.
     """
-    found = read_json(fs, note_path(path))
-    if found is not None and found.get("process") != this_process() and set(names) != set(found["before"]):
-        raise _by_spark(path, str(found["cure"]), "a block of materialize_dataset has not ended")
+    found = set(names)
+    note = read_json(fs, note_path(path)) if "_SUCCESS" in found else None  # only Spark writes in blocks
+    if note is None or note.get("process") == this_process():
+        return
+    if {name for name in found if not is_hidden(name)} != set(note["before"]):
+        raise _by_spark(path, str(note["cure"]), "a block of materialize_dataset has not ended")
 
 
 def hidden_name(name: str, token: str) -> str:

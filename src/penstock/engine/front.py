@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 
 class Front:
-    """A loader whose work another one does; a subclass says which by `_behind`."""
+    """A loader whose work another one does."""
 
-    @property
-    def _behind(self) -> Any:
-        raise NotImplementedError
+    _behind: Any
+    """The one that does it; set by the subclass."""
 
     def stats(self) -> dict[str, float]:
         """Return counters: rows, batches, bytes and chunks read, seconds waited, seconds of each stage."""

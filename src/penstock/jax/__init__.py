@@ -154,7 +154,7 @@ class Loader(Front):
     """
 
     def __init__(self, host: HostLoader, convert: Convert, prefetch: int) -> None:
-        self._host = host
+        self._host = self._behind = host
         self._convert = convert
         self._prefetch = prefetch
 
@@ -171,10 +171,6 @@ class Loader(Front):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: of any world, batch size or framework, of the same dataset, rows and seed."""
         self._host.load_state_dict(state)
-
-    @property
-    def _behind(self) -> HostLoader:
-        return self._host
 
     def __repr__(self) -> str:
         return f"penstock.jax.{self._host!r}"

@@ -187,8 +187,9 @@ class _Target:
             source = open_parquet(self.url, filesystem=self.filesystem, schema=schema, as_root=True)
             columns_of(source.unischema.fields.values(), source.arrow_schema.types)  # refuses what no reader takes
         except SchemaError as error:
+            reason = str(error).rpartition("; ")[0] or str(error)  # the rest is for those who read
             raise SchemaError(
-                f"what was written to {self.url} does not fit the schema: {str(error).rpartition('; ')[0]}; write the "
+                f"what was written to {self.url} does not fit the schema: {reason}; write the "
                 f"columns of schema.as_spark_schema(), with the rows of dict_to_spark_row, and {_AGAIN}"
             ) from error
         except DatasetNotFound as error:

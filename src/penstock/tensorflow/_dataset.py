@@ -88,7 +88,7 @@ class Delivery(Front):
     """
 
     def __init__(self, loader: Loader, forms: tuple[Form, ...]) -> None:
-        self._loader = loader
+        self._loader = self._behind = loader
         self._forms = forms
         self._names = {form.name for form in forms}
         self._full = None if loader._options.epochs is None else len(loader)
@@ -226,10 +226,6 @@ class Delivery(Front):
             self._current, self._ended_early, self._resumed = None, False, True
             self._begin(counted=False)
 
-    @property
-    def _behind(self) -> Loader:
-        return self._loader
-
     def __repr__(self) -> str:
         return f"penstock.tensorflow.{self._loader!r}"
 
@@ -283,7 +279,7 @@ class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
         self._inner = inner
         self._is_counted = counted
         self._outer = _counting(inner, delivery) if counted else inner
-        self.penstock = delivery
+        self.penstock = self._behind = delivery
         """The loader behind, with the state of what was received."""
         super().__init__(self._outer._variant_tensor)
 
@@ -348,10 +344,6 @@ class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""
         self.penstock.load_state_dict(state)
-
-    @property
-    def _behind(self) -> Delivery:
-        return self.penstock
 
 
 def _counting(inner: Any, delivery: Delivery) -> Any:

@@ -117,7 +117,7 @@ class Loader(Front):
         *,
         pin: bool = False,
     ) -> None:
-        self.native = native
+        self.native = self._behind = native
         """The loader that does the work."""
         self._convert = convert
         self._after = after
@@ -197,10 +197,6 @@ class Loader(Front):
         return start_of(self.native, state, (state["epoch"] // length + 1) * length)
 
     # -- what it says about itself --------------------------------------------------------------------------------
-
-    @property
-    def _behind(self) -> NativeLoader:
-        return self.native
 
     def __repr__(self) -> str:
         return f"penstock.torch.{self.native!r}"

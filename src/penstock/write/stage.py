@@ -31,12 +31,14 @@ from penstock.dataset.incomplete import (
     hidden_folders,
     incomplete,
     read_json,
+    refuse_block,
     refuse_marked,
     safe_rows,
     this_process,
     writers,
 )
 from penstock.errors import DatasetExists, DatasetIncomplete
+from penstock.storage import walk
 from penstock.write.durable import CANNOT, Lock, put_json, remove, sync_folders
 from penstock.write.place import Place, can_rename
 
@@ -245,8 +247,7 @@ def choose(place: Place, options: WriteOptions) -> Stage:
                 "overwrite=True to replace it"
             )
         place.check(overwrite=options.overwrite)
-        if options.overwrite:
-            remove(place.fs, place.note)
+        remove(place.fs, place.note)  # of a block of Spark that is over, or was killed
         if options.part is None and not options.resume and not options.overwrite:
             _refuse_losing(place)
         token = os.urandom(6).hex() if options.part is None else SHARED  # parts begin at the same time
@@ -329,27 +330,41 @@ def _marked(place: Place) -> Stage | None:
 def adopt_note(place: Place) -> None:
     """Put the note that a block of `materialize_dataset` left, whose driver was killed, into the target as its marker.
 
+    Only where the target does not open for that reason: a dataset that somebody has written since is complete.
+
     Raises:
         DatasetExists: the block's process, on this machine, is alive.
     """
     note = read_json(place.fs, place.note)
     if note is None:
         return
-    machine, _, process = str(note.get("process", "")).rpartition(":")
-    if machine == this_process().rpartition(":")[0] and _is_alive(int(process)):
-        raise DatasetExists(f"{place.path} is being written in a block of materialize_dataset; end that first")
-    if not place.is_free() and read_json(place.fs, place.marker) is None:
-        put_json(place.fs, place.marker, {"cure": note["cure"], "before": note["before"]})
+    if _is_alive(note.get("process")):
+        raise DatasetExists(
+            f"{place.path} is being written in a block of materialize_dataset; end that first, or, if there is none, "
+            f"remove {place.note}"
+        )
+    try:
+        if not place.is_free():
+            refuse_block(place.fs, place.path, [name for name, _ in walk(place.fs, place.path)])
+    except DatasetIncomplete:
+        if read_json(place.fs, place.marker) is None:
+            put_json(place.fs, place.marker, {"cure": note["cure"], "before": note["before"]})
     remove(place.fs, place.note)
 
 
-def _is_alive(process: int) -> bool:
+def _is_alive(process: Any) -> bool:
+    """Tell whether a process is, as `this_process` has told of it; of other machines nobody knows."""
+    mine = this_process()
+    if not isinstance(process, list) or process[:1] != mine[:1]:
+        return False
+    if process[1] == mine[1]:
+        return bool(process == mine)
     try:
-        os.kill(process, 0)
+        os.kill(int(process[1]), 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 

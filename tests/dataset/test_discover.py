@@ -3,6 +3,8 @@
 import os
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.dataset.discover import find_files, root_folder
@@ -87,6 +89,23 @@ def test_files_of_an_append_that_died_while_it_committed_do_not_open(root):
     (root / "_temporary" / "0").rmdir()
     (root / "_temporary").rmdir()
     assert len(relatives(root)) == 5
+
+
+@pytest.mark.parametrize("last", ["_SUCCESS", "_common_metadata"])
+def test_a_folder_that_outlives_a_failed_job_by_a_moment_hides_no_dataset(tmp_path, last):
+    """Tasks that still run when a job is given up make `_temporary` again; Spark does not remove it."""
+    write(tmp_path / "part-000000.parquet", ids(0, 3))
+    if last == "_SUCCESS":
+        (tmp_path / last).touch()
+    else:
+        pq.write_metadata(pa.schema([("id", pa.int64())]), tmp_path / last)
+    now = (tmp_path / last).stat().st_mtime_ns
+    (tmp_path / "_temporary" / "0").mkdir(parents=True)
+    assert relatives(tmp_path) == ["part-000000.parquet"]
+    write(tmp_path / "part-00001-x.parquet", ids(0, 3))
+    os.utime(tmp_path / "part-00001-x.parquet", ns=(now + 10**9, now + 10**9))
+    with pytest.raises(DatasetIncomplete, match=rf"newer than {last} \(part-00001-x.parquet, 1 in all"):
+        relatives(tmp_path)
 
 
 def test_parquet_of_any_name_is_found_by_its_magic(root):

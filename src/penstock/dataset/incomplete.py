@@ -139,9 +139,11 @@ def refuse_marked(fs: FileSystem, path: str) -> None:
 def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
     """Raise DatasetIncomplete if a folder is that of a Spark job that died while it committed, or is about to.
 
-    Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last. One from before is
-    that of an earlier job, and files that are newer belong to a job that appends. `names` are those of the files in the
-    folder; local listings do not enter hidden folders, so there it is asked for, which costs one look.
+    Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last, as does
+    `_common_metadata` without Spark. What is there from before is that of an earlier job, and only files that are newer
+    belong to one that appends: tasks that outlive a failed job by a moment make an empty `_temporary` again. `names`
+    are those of the files in the folder; local listings do not enter hidden folders, so there it is asked for, which
+    costs one look.
     """
     found = list(names)
     temporary = any(name.startswith("_temporary/") for name in found)
@@ -150,18 +152,19 @@ def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
     if not temporary:
         return
     cure = "delete _temporary and what lies beside it"
-    if "_SUCCESS" in found:
-        newer = _newer(fs, path, [name for name in found if posixpath.basename(name).startswith("part-")])
+    last: list[str] = [name for name in ("_SUCCESS", "_common_metadata") if name in found]
+    if last:
+        newer = _newer(fs, path, [name for name in found if posixpath.basename(name).startswith("part-")], last)
         if not newer:
             return
-        cure = f"delete _temporary and its files that are newer than _SUCCESS ({newer[0]}, {len(newer)} in all)"
+        cure = f"delete _temporary and its files that are newer than {last[-1]} ({newer[0]}, {len(newer)} in all)"
     raise _by_spark(path, f"{cure}, and run the job again", "_temporary is there")
 
 
-def _newer(fs: FileSystem, path: str, names: list[str]) -> list[str]:
-    """Return the files that were written after the last Spark job in a folder had ended."""
-    ended = fs.get_file_info(posixpath.join(path, "_SUCCESS")).mtime_ns
-    if ended is None:
+def _newer(fs: FileSystem, path: str, names: list[str], last: list[str]) -> list[str]:
+    """Return the files that were written after the last job in a folder had ended, which wrote the files `last`."""
+    ended = max(fs.get_file_info(posixpath.join(path, name)).mtime_ns or 0 for name in last)
+    if not ended:
         return []
     infos = fs.get_file_info([posixpath.join(path, name) for name in names])
     return [name for name, info in zip(names, infos, strict=True) if (info.mtime_ns or 0) > ended]

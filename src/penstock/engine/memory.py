@@ -64,6 +64,8 @@ class BlockPool:
         try:
             memory = free.pop()
         except IndexError:
+            memory = None
+        if memory is None:  # outside: what is raised here shall not name an IndexError
             self._bound()
             fresh = np.empty(size + ALIGN, np.uint8)
             begin = -fresh.ctypes.data % ALIGN  # frameworks share only aligned memory; malloc aligns to 16

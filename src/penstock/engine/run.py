@@ -165,8 +165,9 @@ class Run:
     def _pop(self) -> Built | Exception | None:
         """Return what comes next, None at the end; another thread may have taken what this one has waited for."""
         while True:
-            with contextlib.suppress(IndexError):
-                return self._ready.popleft()
+            if self._ready:  # asked first: Ctrl-C while an IndexError is handled would show a user both
+                with contextlib.suppress(IndexError):
+                    return self._ready.popleft()
             if not self._wait():  # outside: what is raised here shall not name an IndexError
                 return None
 

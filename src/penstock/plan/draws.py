@@ -102,11 +102,12 @@ class Deck:
 
     def next(self) -> int | None:
         """Return whose turn it is, or None when the pass is over; the same until `took` or `ran_out`."""
-        try:
-            pick = self._picks[self.num_draws - self._first]  # the number only grows: never before the first
-        except IndexError:
-            if self._stop == "all" and all(self.ended):
-                return None
+        ahead = self.num_draws - self._first  # the number only grows: never before the first
+        if ahead < len(self._picks):
+            pick = self._picks[ahead]
+        elif self._stop == "all" and all(self.ended):
+            return None
+        else:
             pick = self._fill()
         return None if self.ended[pick] else pick
 

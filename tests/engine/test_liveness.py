@@ -250,7 +250,7 @@ def test_close_waits_for_one_batch_and_not_for_its_span(data):
         next(batches)
     began = time.monotonic()
     loader.close()
-    assert not [one for one in calls if one > began + 0.01]
+    assert sum(one > began for one in calls) <= 1  # one may be about to begin
 
 
 def test_close_from_a_transform(data):

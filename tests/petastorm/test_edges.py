@@ -116,20 +116,20 @@ def test_a_refused_state_changes_nothing(table, tmp_path, wrong):
 # -- functions that take long, and predicates that leave nothing ---------------------------------------------------
 
 
-def _slow(row):
-    time.sleep(0.02)
-    return row
-
-
 def test_stopping_waits_for_one_row_not_for_all(tmp_path):
     data = make_parquet(tmp_path / "data", [[1000]])
-    reader = make_reader(data, transform_spec=TransformSpec(_slow))
-    began = time.perf_counter()
+    calls = []
+
+    def slow(row):
+        calls.append(row["id"])
+        time.sleep(0.02)
+        return row
+
+    reader = make_reader(data, transform_spec=TransformSpec(slow))
     next(reader)
-    assert time.perf_counter() - began < 10  # not a thousand calls
-    began = time.perf_counter()
+    assert len(calls) < 500
     reader.stop()
-    assert time.perf_counter() - began < 2.5
+    assert len(calls) < 750
 
 
 def test_an_interrupted_predicate_ends_with_the_call_it_is_in(tmp_path):
@@ -143,10 +143,9 @@ def test_an_interrupted_predicate_ends_with_the_call_it_is_in(tmp_path):
             raise KeyboardInterrupt
         return True
 
-    began = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         make_reader(data, predicate=in_lambda(["id"], fails_later))
-    assert time.perf_counter() - began < 5
+    assert len(calls) < 400  # of 2000
 
 
 def test_an_endless_reader_that_never_gives_anything_is_an_error(table):

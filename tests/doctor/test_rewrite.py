@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 import penstock
 from penstock import Unischema, UnischemaField
@@ -21,6 +22,7 @@ from penstock.doctor import rewrite
 from penstock.errors import BadFile, DatasetExists, DatasetIncomplete, PlanError
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.testing.data import make_parquet, mixed
+from penstock.write.durable import Lock
 from tests.petastorm import expected
 
 if TYPE_CHECKING:
@@ -248,7 +250,7 @@ def test_options_that_mean_nothing_are_refused(frames: Path, tmp_path: Path, opt
     assert sorted(p.name for p in tmp_path.iterdir()) == ["frames"]
 
 
-def killed_rewrite(source: Path, target: str) -> None:
+def killed_rewrite(source: Path, target: str, shuffle: bool = False) -> None:
     """Rewrite in a process that is killed once the first file is there, waiting for more rows."""
     code = (
         "import os, signal, sys, fsspec; from penstock.doctor import rewrite, stored\n"
@@ -257,9 +259,10 @@ def killed_rewrite(source: Path, target: str) -> None:
         "    yield from real(self)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "stored.StoredRows.batches = batches\n"
-        "rewrite(sys.argv[1], sys.argv[2], rows_per_file=10)\n"
+        "rewrite(sys.argv[1], sys.argv[2], rows_per_file=10, shuffle=bool(sys.argv[3]))\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code, str(source), target], check=False, capture_output=True)
+    command = [sys.executable, "-c", code, str(source), target, "yes" if shuffle else ""]
+    ran = subprocess.run(command, check=False, capture_output=True)
     assert ran.returncode == -9, ran.stderr
 
 
@@ -279,6 +282,23 @@ def test_a_killed_rewrite_is_run_again(frames: Path, tmp_path: Path) -> None:
     assert rewrite(frames, tmp_path / "out").rows == 60
     assert sorted(p.name for p in tmp_path.iterdir()) == ["frames", "out"]
     assert stored(tmp_path / "out").equals(stored(frames))
+
+
+def test_what_a_killed_shuffle_left_is_removed_by_the_next_and_what_another_uses_is_not(
+    frames: Path, tmp_path: Path
+) -> None:
+    killed_rewrite(frames, str(tmp_path / "out"), shuffle=True)
+    assert len(list(tmp_path.glob(".penstock-shuffle-*/lock"))) == 1
+    (tmp_path / ".penstock-shuffle-mine").mkdir()  # no lock: not ours to judge
+    (alive := tmp_path / ".penstock-shuffle-alive").mkdir()
+    with Lock(LocalFileSystem(), str(alive)) as taken:
+        assert taken
+        rewrite(frames, tmp_path / "out", shuffle=True)
+        left = sorted(path.name for path in tmp_path.glob(".penstock-shuffle-*"))
+        assert left == [".penstock-shuffle-alive", ".penstock-shuffle-mine"]
+    rewrite(frames, tmp_path / "again", shuffle=True)
+    assert [path.name for path in tmp_path.glob(".penstock-shuffle-*")] == [".penstock-shuffle-mine"]
+    assert stored(tmp_path / "again").equals(stored(tmp_path / "out"))
 
 
 def test_on_a_store_it_is_run_again_with_overwrite(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:

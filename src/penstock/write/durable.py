@@ -82,6 +82,13 @@ class Lock:
         self._path = os.path.join(folder, "lock") if isinstance(fs, LocalFileSystem) else None
         self._file: int | None = None
 
+    def __enter__(self) -> bool:
+        """Take the lock; tells whether it is surely ours, which it is not where there are no locks."""
+        return self.take() and self._file is not None
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
     def take(self) -> bool:
         """Take the lock, or tell that another writer has it; a folder that is not there is made."""
         if self._path is None or self._file is not None:

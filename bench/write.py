@@ -42,7 +42,7 @@ from penstock.write.options import available_cores
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-IMAGES = 6000
+IMAGES = 24_000
 TABLE_ROWS = 1_000_000
 QUALITY = 90
 GROUP = 600

@@ -44,6 +44,7 @@ def pick(image_format: str) -> Iterator[str]:
     return (name for name in _ORDER.get(image_format, _OTHERS) if library(name) is not None)
 
 
+@cache
 def image_format(name: str) -> str:
     """Return "jpeg" or "png" for the usual spellings of those, else the name in lower case without its dot."""
     plain = name.lower().lstrip(".")
@@ -79,10 +80,10 @@ def encode_image(pixels: NDArray[Any], image_codec: str, quality: int) -> bytes:
     kind = image_format(image_codec)
     if kind == JPEG and pixels.dtype != np.uint8:
         raise ValueError(f"JPEG holds 8 bits a channel, got {pixels.dtype}; use 'png' for uint16")
-    best = next(pick(kind), None)
-    if best is None:
-        raise ImportError(f"no library here writes {image_codec!r} images: pip install 'penstock[opencv]'")
-    return _ENCODERS[best](np.ascontiguousarray(pixels), kind, quality)
+    for name in _ORDER.get(kind, _OTHERS):  # not `pick`: a generator for every image is felt
+        if library(name) is not None:
+            return _ENCODERS[name](np.ascontiguousarray(pixels), kind, quality)
+    raise ImportError(f"no library here writes {image_codec!r} images: pip install 'penstock[opencv]'")
 
 
 class _Damaged(Exception):

@@ -108,6 +108,23 @@ def test_a_folder_that_outlives_a_failed_job_by_a_moment_hides_no_dataset(tmp_pa
         relatives(tmp_path)
 
 
+@pytest.mark.parametrize(("first", "last"), [("_SUCCESS", "_common_metadata"), ("_common_metadata", "_SUCCESS")])
+def test_the_rows_of_an_append_that_ended_are_not_said_to_be_deleted(tmp_path, first, last):
+    """Whichever came last, the end of an append or of its metadata, what lies before it is complete."""
+    write(tmp_path / "part-00000.parquet", ids(0, 3))
+    write(tmp_path / "part-00001.parquet", ids(3, 6))
+    (tmp_path / "_SUCCESS").touch()
+    pq.write_metadata(pa.schema([("id", pa.int64())]), tmp_path / "_common_metadata")
+    (tmp_path / "_temporary").mkdir()
+    now = 10**18
+    for second, name in enumerate(["part-00000.parquet", first, "part-00001.parquet", last]):
+        os.utime(tmp_path / name, ns=(now + second * 10**9,) * 2)
+    assert len(relatives(tmp_path)) == 2
+    write(tmp_path / "part-00002.parquet", ids(6, 9))
+    with pytest.raises(DatasetIncomplete, match=rf"newer than {last} \(part-00002.parquet, 1 in all"):
+        relatives(tmp_path)
+
+
 def test_parquet_of_any_name_is_found_by_its_magic(root):
     write(root / "000000_0", ids(0, 3))
     (root / "000001_0").write_bytes(b"PAR1 but truncated")

@@ -103,6 +103,13 @@ def form_of(arrow_type: pa.DataType) -> str:
     return FORM_OF_ID.get(arrow_type.id, "unknown")
 
 
+def leaf_of(arrow_type: pa.DataType) -> pa.DataType:
+    """Return the type of the values in a list, however deep; of others themselves."""
+    while form_of(arrow_type) in ("list", "fixed_list"):
+        arrow_type = arrow_type.value_type
+    return arrow_type
+
+
 def temporal_dtype(arrow_type: pa.DataType) -> np.dtype[Any]:
     """Return the dtype of a date, time, timestamp or duration; a timestamp's zone is dropped, its values are UTC."""
     if arrow_type.id == type_id("DATE32"):

@@ -44,6 +44,14 @@ def pick(image_format: str) -> Iterator[str]:
     return (name for name in _ORDER.get(image_format, _OTHERS) if library(name) is not None)
 
 
+def best(image_format: str) -> str | None:
+    """Return the first that `pick` gives, None where there is none; asked for every image, so without a generator."""
+    for name in _ORDER.get(image_format, _OTHERS):
+        if library(name) is not None:
+            return name
+    return None
+
+
 @cache
 def image_format(name: str) -> str:
     """Return "jpeg" or "png" for the usual spellings of those, else the name in lower case without its dot."""
@@ -80,10 +88,10 @@ def encode_image(pixels: NDArray[Any], image_codec: str, quality: int) -> bytes:
     kind = image_format(image_codec)
     if kind == JPEG and pixels.dtype != np.uint8:
         raise ValueError(f"JPEG holds 8 bits a channel, got {pixels.dtype}; use 'png' for uint16")
-    for name in _ORDER.get(kind, _OTHERS):  # not `pick`: a generator for every image is felt
-        if library(name) is not None:
-            return _ENCODERS[name](np.ascontiguousarray(pixels), kind, quality)
-    raise ImportError(f"no library here writes {image_codec!r} images: pip install 'penstock[opencv]'")
+    name = best(kind)
+    if name is None:
+        raise ImportError(f"no library here writes {image_codec!r} images: pip install 'penstock[opencv]'")
+    return _ENCODERS[name](np.ascontiguousarray(pixels), kind, quality)
 
 
 class _Damaged(Exception):

@@ -68,7 +68,7 @@ class CompressedImageCodec(Codec):
     def decode_column(self, field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
         """Decode every file into its row of `out`; other threads run meanwhile."""
         kind = decoders.image_format(self.image_codec)
-        best = next(decoders.pick(kind), "")
+        best = decoders.best(kind)
         images = out.ndim == 3 or (out.ndim == 4 and out.shape[3] == 3)
         if best == "simplejpeg" and images and out.dtype == np.uint8:
             _fill_jpeg(field, cells, out)

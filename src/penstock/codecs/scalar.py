@@ -38,7 +38,8 @@ _STORED_AS = {
     "bool": "bool",
 }
 _DECIMAL_DIGITS = (38, 18)  # what Spark infers for a Decimal of no stated type
-_NO_NUMBERS = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64, np.complexfloating)
+NO_NUMBERS = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64, np.complexfloating)
+"""Types that Python or NumPy would turn into a number, and that are none."""
 _INTEGERS = (int, np.integer)
 _FLOATS = (float, np.float32, np.float16)
 _EXACT = 2**53
@@ -216,7 +217,7 @@ def _plain(kind: str, field: FieldLike, value: Any) -> Any:
 def _whole(field: FieldLike, value: Any) -> int:
     if isinstance(value, _INTEGERS) and not isinstance(value, np.timedelta64):  # which NumPy calls an integer
         return int(value)
-    if isinstance(value, _NO_NUMBERS):
+    if isinstance(value, NO_NUMBERS):
         raise _other(field, "an integer", value)
     whole = int(value)
     if not isinstance(value, str | bytes) and whole != value:
@@ -227,7 +228,7 @@ def _whole(field: FieldLike, value: Any) -> int:
 def _real(field: FieldLike, value: Any) -> float:
     if isinstance(value, _FLOATS):
         return float(value)
-    if isinstance(value, _NO_NUMBERS):
+    if isinstance(value, NO_NUMBERS):
         raise _other(field, "a float", value)
     real = float(value)
     if isinstance(value, _INTEGERS):
@@ -240,7 +241,7 @@ def _real(field: FieldLike, value: Any) -> float:
 
 def flag(field: FieldLike, value: Any) -> bool:
     """Return True or False; ValueError for all but flags and the integers 0 and 1: other values are no flags."""
-    is_time = isinstance(value, _NO_NUMBERS)  # of nanoseconds NumPy makes plain integers
+    is_time = isinstance(value, NO_NUMBERS)  # of nanoseconds NumPy makes plain integers
     if not is_time and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # also of torch and JAX
         value = value.item()
     if isinstance(value, int) and value in (0, 1):

@@ -48,7 +48,7 @@ def same_values(a: pa.DataType, b: pa.DataType) -> bool:
     if a == b or pa.types.is_null(b) or pa.types.is_null(a):
         return True
     if pa.types.is_dictionary(a) or pa.types.is_dictionary(b):
-        return same_values(_decoded(a), _decoded(b))
+        return same_values(decoded(a), decoded(b))
     if _is_list(a) and _is_list(b):
         return same_values(a.value_type, b.value_type)
     if pa.types.is_map(a) and pa.types.is_map(b):
@@ -58,7 +58,8 @@ def same_values(a: pa.DataType, b: pa.DataType) -> bool:
     return any(kind(a) and kind(b) for kind in (_is_text, _is_binary))
 
 
-def _decoded(a: pa.DataType) -> pa.DataType:
+def decoded(a: pa.DataType) -> pa.DataType:
+    """Return the type of a dictionary's values; of other columns their own."""
     return a.value_type if pa.types.is_dictionary(a) else a
 
 

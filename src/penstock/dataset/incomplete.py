@@ -152,22 +152,20 @@ def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
     if not temporary:
         return
     cure = "delete _temporary and what lies beside it"
-    last: list[str] = [name for name in ("_SUCCESS", "_common_metadata") if name in found]
-    if last:
-        newer = _newer(fs, path, [name for name in found if posixpath.basename(name).startswith("part-")], last)
+    ends = {name: _times(fs, path, [name])[0] for name in ("_SUCCESS", "_common_metadata") if name in found}
+    if ends:
+        last = max(ends, key=lambda name: ends[name])
+        parts = [name for name in found if posixpath.basename(name).startswith("part-")]
+        newer = [name for name, time in zip(parts, _times(fs, path, parts), strict=True) if time > ends[last] > 0]
         if not newer:
             return
-        cure = f"delete _temporary and its files that are newer than {last[-1]} ({newer[0]}, {len(newer)} in all)"
+        cure = f"delete _temporary and its files that are newer than {last} ({newer[0]}, {len(newer)} in all)"
     raise _by_spark(path, f"{cure}, and run the job again", "_temporary is there")
 
 
-def _newer(fs: FileSystem, path: str, names: list[str], last: list[str]) -> list[str]:
-    """Return the files that were written after the last job in a folder had ended, which wrote the files `last`."""
-    ended = max(fs.get_file_info(posixpath.join(path, name)).mtime_ns or 0 for name in last)
-    if not ended:
-        return []
-    infos = fs.get_file_info([posixpath.join(path, name) for name in names])
-    return [name for name, info in zip(names, infos, strict=True) if (info.mtime_ns or 0) > ended]
+def _times(fs: FileSystem, path: str, names: list[str]) -> list[int]:
+    """Return when files of a folder were written; 0 where the store does not tell."""
+    return [info.mtime_ns or 0 for info in fs.get_file_info([posixpath.join(path, name) for name in names])]
 
 
 def _by_spark(path: str, cure: str, why: str = "it raised an error") -> DatasetIncomplete:

@@ -136,10 +136,8 @@ class _Rewriter(Writer):
         self._take(self._expect(tables), skip=0, copy=False)
 
     def _notes(self) -> dict[str, Any]:
-        with_it = (
-            " with overwrite=True" if self._stage.folder is None else ""
-        )  # on a store, what is there is in the way
-        return {"cure": f"run the rewrite again{with_it} (it begins anew)"}
+        is_in_the_way = self._stage.folder is None  # on a store
+        return {"cure": f"run the rewrite again{' with overwrite=True' if is_in_the_way else ''} (it begins anew)"}
 
 
 def _check_shuffle(*, shuffle: bool, seed: int | None, memory_bytes: int | None, temp_folder: Any) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.dataset import open_parquet
-from penstock.dataset.agree import cast_column, merge_schemas
+from penstock.dataset.agree import cast_column, decoded, merge_schemas
 from penstock.dataset.common_metadata import read_common_metadata
 from penstock.dataset.discover import find_files
 from penstock.dataset.footers import READ_ERRORS
@@ -69,9 +69,9 @@ class StoredRows:
                 merged = found
             elif not merged.equals(found):
                 merged = merge_schemas(merged, found)
-        fields = [field.with_type(_plain(field.type)) for field in merged or ()]
+        fields = [field.with_type(decoded(field.type)) for field in merged or ()]
         fields += [self.source.arrow_schema.field(name) for name in self.partitions]
-        return pa.schema([field.with_type(_plain(field.type)) for field in fields])
+        return pa.schema([field.with_type(decoded(field.type)) for field in fields])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows in natural order.
@@ -115,7 +115,3 @@ class StoredRows:
             columns.append(column)
         whole = pa.Table.from_arrays(columns, schema=self.schema).combine_chunks()
         return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=self.schema)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.dataset.agree import decoded
 from penstock.dataset.footers import READ_ERRORS
 from penstock.dataset.sizes import fixed_bytes
 from penstock.write.files import row_bytes as written_bytes
@@ -54,7 +55,7 @@ class Rows:
 
 def weigh(source: ParquetSource, disk: int) -> Rows:
     """Return what the rows of a dataset weigh; reads some rows where columns vary in width."""
-    fields = [field.with_type(_plain(field.type)) for field in source.arrow_schema]
+    fields = [field.with_type(decoded(field.type)) for field in source.arrow_schema]
     vary = any(fixed_bytes(field) is None for field in fields)
     memory = after = source.row_bytes()
     if vary or any(pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType) for field in fields):
@@ -101,10 +102,6 @@ def _first_rows(source: ParquetSource, chunk: int) -> pa.RecordBatch:
     with group.open() as stream:  # through a buffer, so that the first rows do not cost the whole row group
         reader = pq.ParquetFile(stream, metadata=group.footer, pre_buffer=False, buffer_size=1 << 20)
         batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False))
-    columns = [column.cast(_plain(column.type)) for column in batch.columns]
-    columns += [pa.repeat(scalar, batch.num_rows).cast(_plain(scalar.type)) for scalar in scalars.values()]
+    columns = [column.cast(decoded(column.type)) for column in batch.columns]
+    columns += [pa.repeat(scalar, batch.num_rows).cast(decoded(scalar.type)) for scalar in scalars.values()]
     return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *scalars])
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -19,6 +19,7 @@ from pyarrow.fs import FileType, LocalFileSystem
 
 from penstock.errors import DatasetNotFound, PlanError, close_names
 from penstock.storage import expand_glob, has_magic, list_files, resolve
+from penstock.storage.filesystem import SAME_STORE
 
 Path = str | os.PathLike[str]
 Pair = tuple[str, str]
@@ -28,8 +29,6 @@ FIELDS = ("name", "stem", "suffix", "relative", "index")
 """What a template of outputs may name."""
 _BRACES = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([^{}]*,[^{}]*))\}")
 _FIELD = re.compile(r"\{([^{}]*)\}")
-_SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
-"""Schemes that are other names of one store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +294,7 @@ class _Places:
     def _place(self, path: str) -> tuple[str, bool]:
         scheme, found, rest = path.partition("://")
         if found and scheme.lower() != "file" and self._store.filesystem is None:
-            return f"{_SAME.get(scheme.lower(), scheme.lower())}://{rest.strip('/')}", False
+            return f"{SAME_STORE.get(scheme.lower(), scheme.lower())}://{rest.strip('/')}", False
         fs, place = self._store.resolve(path)
         if not isinstance(fs, LocalFileSystem):
             return place.strip("/"), False

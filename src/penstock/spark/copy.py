@@ -19,13 +19,11 @@ from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.spark.materialize import materialize_dataset
 from penstock.spark.session import check_session, quoted
 from penstock.storage import resolve
+from penstock.storage.filesystem import SAME_STORE
 from penstock.write.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-_SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
-"""Schemes that lead to one store."""
 
 
 def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
@@ -137,7 +135,7 @@ def _place(url: str | os.PathLike[str]) -> tuple[tuple[str, str], str]:
         return ("file", "localhost"), os.path.realpath(local).replace(os.sep, "/")
     scheme = parts.scheme.lower()
     path = posixpath.normpath(f"/{parts.path.strip('/')}")
-    return (_SAME_STORE.get(scheme, scheme), parts.netloc.lower()), path
+    return (SAME_STORE.get(scheme, scheme), parts.netloc.lower()), path
 
 
 def _chosen(schema: Unischema, field_regex: Iterable[str] | None, not_null: list[str]) -> Unischema:

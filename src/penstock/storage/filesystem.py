@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Extra of ours that brings the library for a URL scheme.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 _EXTRAS |= {"hdfs": "hdfs", "webhdfs": "hdfs"}
+SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
+"""Schemes that are other names of one store."""
 _DRIVE = re.compile(r"/*([A-Za-z]:)(?=[/\\]|$)")
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs import NdarrayCodec, ScalarCodec
-from penstock.codecs.arrow_kinds import scalar_dtype
+from penstock.codecs.arrow_kinds import leaf_of, scalar_dtype
 from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 from penstock.write.arrays import quick_array
 from penstock.write.lists import is_missing, list_cell
 from penstock.write.owned import is_fixed, own
-from penstock.write.time_cells import is_moment, leaf_of, stacked, timed
+from penstock.write.time_cells import is_moment, stacked, timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_kinds import leaf_of
 from penstock.codecs.base import has_cells
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 from penstock.schema.stored import SCHEMA_KEY, schema_to_json
@@ -128,9 +129,7 @@ def _limits(unischema: Unischema, columns: pa.Schema) -> dict[str, np.iinfo[Any]
     for stored in columns:
         field = unischema.fields.get(stored.name)
         kind = field.numpy_dtype if field is not None else None
-        leaf = stored.type
-        while _is_list(leaf):
-            leaf = leaf.value_type
+        leaf = leaf_of(stored.type)
         if pa.types.is_integer(leaf) and isinstance(kind, type) and issubclass(kind, np.integer):
             limits, wider = np.iinfo(kind), np.iinfo(np.dtype(str(leaf)))
             if limits.min > wider.min or limits.max < wider.max:

@@ -6,7 +6,6 @@ what came; `cells` adds row and field. Arrays of numbers are looked at whole, ne
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.codecs.scalar import flag
+from penstock.codecs.scalar import NO_NUMBERS, flag
 from penstock.write.owned import FIXED
 
 if TYPE_CHECKING:
@@ -133,11 +132,8 @@ def _refuse_others(kind: np.dtype[Any], value: Any, flat: Any) -> Any:
     if flat.dtype != object:
         raise ValueError(f"got {flat.dtype} in a list of {kind.name}; give numbers")
     for leaf in _leaves(value):
-        if isinstance(leaf, _NO_NUMBERS):
+        if isinstance(leaf, (str, bytes, *NO_NUMBERS)):
             raise _other_leaf("numbers", leaf)
         if isinstance(leaf, Decimal | float) and kind.kind in "iu" and leaf != leaf // 1:
             raise ValueError(f"{leaf} is no {kind.name}")
     return value
-
-
-_NO_NUMBERS = (str, bytes, datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)

@@ -22,6 +22,7 @@ from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.write.columns import column_works, length
 from penstock.write.layout import Layout, plan_layout
+from penstock.write.lists import is_missing
 from penstock.write.rows import Hands, RowBuffer
 from penstock.write.tables import table_works, without_runs
 
@@ -222,8 +223,7 @@ def _has_arrays(column: Any, fields: Mapping[str, Any], name: str) -> bool:
 
 def _is_missing(value: Any) -> bool:
     """Tell whether a cell of an object column is none: pandas has four ways to say so."""
-    is_nan = isinstance(value, float) and value != value
-    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
+    return is_missing(value) or (isinstance(value, float) and value != value)
 
 
 def _from_polars(frame: Any) -> pa.Table:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.codecs.arrow_kinds import form_of
+from penstock.codecs.arrow_kinds import form_of, leaf_of
+from penstock.dataset.agree import decoded
 from penstock.errors import SchemaError
 from penstock.write.casts import cast_column
 from penstock.write.cells import array_of, check_limits, encode_cell, refuse_names, refuse_null, refuse_nulls, wanted
@@ -84,8 +85,7 @@ def without_runs(column: Any) -> Any:
 
 def _refuse_text(kind: pa.DataType, stored: pa.Field, first: int) -> None:
     """Refuse text for encoded cells: Arrow would take its bytes for them, and no codec could read those."""
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if form_of(plain) == "text" and form_of(stored.type) == "bytes":
+    if form_of(decoded(kind)) == "text" and form_of(stored.type) == "bytes":
         raise SchemaError(
             f"column {stored.name!r}, rows from {first}: the table has {kind}, where the field wants encoded cells as "
             f"{stored.type}; give the bytes of the files or cells and not their names, or rows of values to be encoded"
@@ -102,10 +102,7 @@ def _encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: i
     shape = tuple(getattr(column.type, "shape", ())) or field.shape
     while isinstance(column, pa.ExtensionArray):
         column = column.storage
-    leaf = column.type
-    while _is_array(leaf):
-        leaf = leaf.value_type
-    dtype = np.dtype(leaf.to_pandas_dtype())
+    dtype = np.dtype(leaf_of(column.type).to_pandas_dtype())
     cells = []
     for index, row in enumerate(column, first):
         if row.is_valid and _holds_null(row.values):

@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def leaf_of(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values in a list, however deep; of others themselves."""
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    return kind
-
-
 def is_moment(kind: pa.DataType) -> bool:
     """Tell whether a type is one that this module knows."""
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind))

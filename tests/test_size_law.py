@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
-import statistics
 from typing import TYPE_CHECKING
 
-from tests.house import ROOT, modules, project_files
+from tests.house import ROOT, project_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_LINES_OF_A_FILE = 600
-MEDIAN_LINES = 8
 
 # "file" or "file:function" -> why it is longer. An entry that is no longer needed fails the test: take it out.
 EXEMPT: dict[str, str] = {}
@@ -54,8 +52,3 @@ def test_no_function_and_no_file_is_too_long() -> None:
 
 def test_the_list_of_exceptions_only_shrinks() -> None:
     assert not set(EXEMPT) - set(too_long()), "these are short enough now; take them off the list"
-
-
-def test_functions_of_the_package_are_short() -> None:
-    sizes = [size for module in modules() for _, size in functions(module.tree)]
-    assert statistics.median(sizes) <= MEDIAN_LINES

@@ -1,20 +1,26 @@
 """Filters written as tuples become one Arrow expression.
 
-Called by `filters.normalise`. The meaning is that of pyarrow's own filters, nulls included; two things are added where
-the column's type is known: decimals are brought to the column's scale (pyarrow 14 compares others wrongly), and
-`in` gets the bounds of its values, by which older versions can rule out row groups too. Evaluates nothing.
+Called by `filters.normalise`. The meaning is that of pyarrow's own filters, nulls included. Where the column's type is
+known, numbers and times are compared exactly: pyarrow would cast the column (and fail on int64 > 0.5 for values above
+2**24, or uint64 > 5 for values above 2**63), so the value is moved to the column's type instead. `in` gets the bounds
+of its values, by which older versions can rule out row groups too. Evaluates nothing.
 """
 
 from __future__ import annotations
 
+import datetime
+import math
 import operator
 from decimal import Decimal
+from fractions import Fraction
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_kinds import scalar_dtype
+from penstock.dataset.predicates_keys import NS_OF, key_of
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 
 if TYPE_CHECKING:
@@ -44,7 +50,7 @@ def from_tuples(filters: Any, schema: pa.Schema | None) -> Expression | None:
     clauses = _clauses(filters)
     try:
         parts = [reduce(operator.and_, [_term(term, schema) for term in clause]) for clause in clauses]
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as exc:
+    except (pa.ArrowException, ArithmeticError, TypeError) as exc:
         raise SchemaError(f"cannot make a filter of {clauses!r}: {exc}") from exc
     return reduce(operator.or_, parts) if parts else None
 
@@ -92,31 +98,121 @@ def _term(term: Term, schema: pa.Schema | None) -> Expression:
     kind = None if schema is None else schema.field(name).type
     field = pc.field(name)
     if sign in _COMPARE:
-        return _COMPARE[sign](field, _typed(value, kind))
-    values = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else list(value)
-    inside = field.isin([_typed(item, kind) for item in values])
+        return _compared(field, sign, _plain(value), kind)
+    given = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else list(value)
+    values = _members([_plain(one) for one in given], kind)
+    inside = field.isin(values)
     return ~inside if sign == "not in" else _bounded(inside, field, values, kind)
 
 
-def _typed(value: Any, kind: pa.DataType | None) -> Any:
-    """Return NumPy values as Python's, which every pyarrow takes, and decimals at the column's scale."""
-    if isinstance(value, np.generic) and value.dtype.kind not in "mM":
-        return value.item()
-    if isinstance(value, Decimal) and kind is not None and pa.types.is_decimal(kind):
-        try:
-            return pa.scalar(value, kind)
-        except pa.ArrowInvalid as exc:
-            raise SchemaError(f"{value} is no value of type {kind}; write it with at most {kind.scale} places") from exc
-    return value
+def _plain(value: Any) -> Any:
+    """Return NumPy values as what every pyarrow takes: Python's own, times in seconds or finer."""
+    if not isinstance(value, (np.datetime64, np.timedelta64)):
+        return value.item() if isinstance(value, np.generic) else value
+    coarse = np.datetime_data(value.dtype)[0] in ("Y", "M", "W", "D", "h", "m")
+    return value.astype(f"{value.dtype.kind}8[s]") if coarse else value
 
 
-def _bounded(inside: Expression, field: Expression, values: list[Any], kind: pa.DataType | None) -> Expression:
-    """Add the bounds of the values where that says the same: numbers and text, without nulls."""
-    if kind is None:
+def _compared(field: Expression, sign: str, value: Any, kind: pa.DataType | None) -> Expression:
+    """Return the comparison of a column with a value, as one with a value of the column's own type where possible.
+
+    `near` is a value of the column's type with no other between it and the value, so for an integer column x > 0.5 is
+    x > 0, and for uint64 x > -1 is x >= 0.
+    """
+    exact = None if kind is None else _exact(value, kind)
+    if exact is None:
+        return _COMPARE[sign](field, value)
+    wanted, near, stored = exact
+    scalar = pa.scalar(stored, pa.float64() if pa.types.is_floating(kind) else kind)
+    if wanted == near:
+        return _COMPARE[sign](field, scalar)
+    if sign == "!=":
+        return field.is_valid()
+    if sign in ("=", "==") or wanted != wanted:
+        return field.isin(pa.array([], kind))
+    if sign in ("<", "<="):
+        return field <= scalar if near < wanted else field < scalar
+    return field > scalar if near < wanted else field >= scalar
+
+
+def _exact(value: Any, kind: pa.DataType) -> tuple[Any, Any, Any] | None:
+    """Return a value and the nearest one of a column's type, as numbers that compare exactly, and that as stored.
+
+    None where value and type are not both numbers or both times: pyarrow says what it makes of them.
+    """
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        return _exact_time(value, kind)
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        return None
+    if pa.types.is_integer(kind):
+        limits = np.iinfo(scalar_dtype(kind))
+        near = _floor(value, int(limits.min), int(limits.max))
+        return value, near, near
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        real = value if isinstance(value, float) else _nearest_float(value, scalar_dtype(kind))
+        return value, real, real
+    if pa.types.is_decimal(kind) and not isinstance(value, float):
+        most = 10**kind.precision - 1
+        step = Fraction(10) ** -kind.scale
+        wanted = value if value != value else Fraction(value) / step
+        near = _floor(wanted, -most, most)
+        digits = tuple(map(int, str(abs(near))))
+        return wanted, near, Decimal((int(near < 0), digits, -kind.scale))
+    return None
+
+
+def _floor(value: Any, least: int, most: int) -> int:
+    """Return the largest integer that is not above a number, within bounds; the least one for NaN."""
+    if not value >= least:
+        return least
+    return most if value > most else math.floor(value)
+
+
+def _nearest_float(value: Any, dtype: np.dtype[Any]) -> float:
+    try:
+        with np.errstate(over="ignore"):
+            return float(dtype.type(float(value)))
+    except OverflowError:  # an integer beyond all floats
+        return math.inf if value > 0 else -math.inf
+
+
+def _exact_time(value: Any, kind: pa.DataType) -> tuple[int, int, Any] | None:
+    if not isinstance(value, (datetime.date, np.datetime64)):
+        return None
+    has_zone = getattr(value, "tzinfo", None) is not None
+    if pa.types.is_timestamp(kind) and has_zone != (kind.tz is not None):
+        return None
+    key = key_of(value)
+    if not isinstance(key, tuple) or (pa.types.is_date32(kind) and has_zone):
+        return None  # NaT, or a day of which zone?
+    unit, bits = ("D", 32) if pa.types.is_date32(kind) else (kind.unit, 64)
+    near = _floor(Fraction(key[1], NS_OF[unit]), 1 - (1 << bits - 1), (1 << bits - 1) - 1)
+    return key[1], near * NS_OF[unit], near
+
+
+def _members(values: list[Any], kind: pa.DataType | None) -> Any:
+    """Return the values of `in` that a column of numbers or times can hold, in its type; for others as they are."""
+    exact = [None if kind is None or value is None else _exact(value, kind) for value in values]
+    if kind is None or any((one is None) != (value is None) for one, value in zip(exact, values, strict=True)):
+        return values
+    found: list[Any] = []
+    for one in exact:
+        if one is None:
+            found.append(None)
+        elif one[0] == one[1] or (one[0] != one[0] and pa.types.is_floating(kind)):
+            found.append(one[2])
+    if pa.types.is_floating(kind):  # to pyarrow's `is_in` 0.0 and -0.0 are two values
+        found += [-value for value in found if value == 0]
+    return pa.array(found, kind)
+
+
+def _bounded(inside: Expression, field: Expression, values: Any, kind: pa.DataType | None) -> Expression:
+    """Add the bounds of the values where that says the same: whole numbers and text, without nulls."""
+    if kind is None or not len(values):
         return inside
-    types = {type(_typed(value, None)) for value in values}
-    whole = types == {int} and pa.types.is_integer(kind)
-    text = types == {str} and pa.types.is_string(kind)
-    if not (whole or text):
-        return inside
-    return inside & (field >= _typed(min(values), kind)) & (field <= _typed(max(values), kind))
+    if pa.types.is_integer(kind) and not values.null_count:
+        numbers = values.to_numpy()
+        return inside & (field >= pa.scalar(numbers.min(), kind)) & (field <= pa.scalar(numbers.max(), kind))
+    if pa.types.is_string(kind) and set(map(type, values)) == {str}:
+        return inside & (field >= min(values)) & (field <= max(values))
+    return inside

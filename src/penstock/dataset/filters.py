@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_memory import without_views
 from penstock.dataset.dnf import from_tuples
 from penstock.dataset.prune import surviving_chunks
 from penstock.dataset.selection import Selection, pack
@@ -47,7 +48,7 @@ def normalise(filters: Any, schema: pa.Schema | None = None) -> Expression | Non
     import pyarrow.compute as pc
 
     if not isinstance(filters, pc.Expression):
-        filters = from_tuples(filters, schema)
+        filters = from_tuples(filters, None if schema is None else _comparable(schema))
     if filters is not None and schema is not None:
         filter_columns(filters, schema)
     return filters
@@ -70,7 +71,7 @@ def filter_columns(expression: Expression, schema: pa.Schema) -> list[str]:
         fewer = [other for other in needed if other != name]
         try:
             _bind(expression, _subset(schema, fewer))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError):
+        except pa.ArrowException:
             continue
         needed = fewer
     return needed
@@ -79,7 +80,7 @@ def filter_columns(expression: Expression, schema: pa.Schema) -> list[str]:
 def _check_fits(expression: Expression, schema: pa.Schema) -> None:
     try:
         kind = _bind(expression, schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as exc:
+    except pa.ArrowException as exc:
         missing = re.search(r"No match for FieldRef\.Name\((.*?)\) in ", str(exc))
         if missing and missing[1] not in schema.names:
             raise ColumnNotFound(
@@ -102,9 +103,17 @@ def _subset(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in names])
 
 
+def _comparable(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with plain text and bytes in place of views, which Arrow cannot compare (seen in 26)."""
+    return pa.schema([field.with_type(without_views(field.type)) for field in schema])
+
+
 def _evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray:
     from pyarrow import acero
 
+    schema = _comparable(table.schema)
+    if schema != table.schema:
+        table = table.cast(schema)
     # A third of what a dataset scanner takes, which counts where row groups are small. One thread keeps the order.
     rows = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
     keep = acero.Declaration("project", acero.ProjectNodeOptions([expression], ["keep"]))
@@ -142,7 +151,8 @@ def select(source: ParquetSource, expression: Expression | None, previous: Selec
     if expression is None:
         return previous
     names = filter_columns(expression, source.arrow_schema)
-    chunks = surviving_chunks(source, expression, _subset(source.arrow_schema, names), previous.counts)
+    schema = _comparable(_subset(source.arrow_schema, names))
+    chunks = surviving_chunks(source, expression, schema, previous.counts)
     work = _Work(source, expression, names, previous)
     counts = np.zeros_like(previous.counts)
     bitmaps: dict[int, NDArray[np.uint8]] = {}
@@ -181,7 +191,15 @@ class _Work:
             return 0, None
         if self.only_partitions:  # every row alike
             table = table.slice(0, 1)
-        keep = np.broadcast_to(keep_mask(self.expression, table), num_rows)
+        try:
+            keep = np.broadcast_to(keep_mask(self.expression, table), num_rows)
+        except pa.ArrowException as exc:
+            group = int(self.source.chunk_group[chunk])
+            raise SchemaError(
+                f"the filter {self.expression} cannot be evaluated in {self.source.path_of(chunk)}, row group {group}: "
+                f"{str(exc).splitlines()[0]}; compare each column with values of its own type, write the comparison as "
+                f"(column, operator, value), or cast the column, as in pc.field('x').cast('float64', safe=False)"
+            ) from exc
         before = self.previous.rows_of(chunk)
         if before is not None:
             keep = _only(keep, before)

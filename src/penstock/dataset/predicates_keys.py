@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 INSTANT, SPAN = "instant", "span"
-_NS = {
+NS_OF = {
     "W": 604_800_000_000_000,
     "D": 86_400_000_000_000,
     "h": 3_600_000_000_000,
@@ -30,6 +30,7 @@ _NS = {
     "us": 1_000,
     "ns": 1,
 }
+"""Nanoseconds of each unit that has a fixed length."""
 _EPOCH = datetime.datetime(1970, 1, 1)
 
 
@@ -58,10 +59,10 @@ def _numpy_time(value: Any) -> Hashable:
     if np.isnat(value):
         return NEVER
     unit, count = np.datetime_data(value.dtype)
-    if unit not in _NS:  # years and months have no fixed length, picoseconds are not stored
+    if unit not in NS_OF:  # years and months have no fixed length, picoseconds are not stored
         value, unit, count = value.astype(f"{value.dtype.kind}8[{'D' if unit in 'YM' else 'ns'}]"), "ns", 1
         unit = np.datetime_data(value.dtype)[0]
-    return (INSTANT if value.dtype.kind == "M" else SPAN, int(value.astype(np.int64)) * count * _NS[unit])
+    return (INSTANT if value.dtype.kind == "M" else SPAN, int(value.astype(np.int64)) * count * NS_OF[unit])
 
 
 def _python_time(value: Any) -> Hashable:
@@ -72,7 +73,7 @@ def _python_time(value: Any) -> Hashable:
     if isinstance(value, datetime.timedelta):
         return (SPAN, _timedelta_ns(value))
     if not isinstance(value, datetime.datetime):
-        return (INSTANT, (value.toordinal() - _EPOCH.toordinal()) * _NS["D"])
+        return (INSTANT, (value.toordinal() - _EPOCH.toordinal()) * NS_OF["D"])
     plain = value if value.tzinfo is None else value.astimezone(datetime.UTC).replace(tzinfo=None)
     whole = datetime.datetime(*plain.timetuple()[:6], plain.microsecond)  # in UTC by now
     return (INSTANT, _timedelta_ns(whole - _EPOCH) + getattr(plain, "nanosecond", 0))
@@ -163,7 +164,7 @@ class KeySet:
 
     def _as_times(self, dtype: np.dtype[Any]) -> NDArray[np.int64]:
         unit, count = np.datetime_data(dtype)
-        step = _NS.get(unit, 0) * count
+        step = NS_OF.get(unit, 0) * count
         keys = self._in_order().get(INSTANT if dtype.kind == "M" else SPAN, [])
         counts = [ns // step for _, ns in keys if step and ns % step == 0]
         return np.array([count for count in counts if -(1 << 63) < count < 1 << 63], np.int64)

@@ -61,7 +61,10 @@ def _satisfiable(expression: Expression, schema: pa.Schema, facts: dict[int, lis
     known = {key: reduce(and_, parts) for key, parts in facts.items() if parts}
     fragments = [format_.make_fragment(str(key), fs, partition_expression=fact) for key, fact in known.items()]
     dataset = ds.FileSystemDataset(fragments, schema, format_, filesystem=fs)
-    kept = {int(fragment.path) for fragment in dataset.get_fragments(expression)}
+    try:
+        kept = {int(fragment.path) for fragment in dataset.get_fragments(expression)}
+    except pa.ArrowException:  # a bound that cannot be cast as the filter asks: to be met when rows are looked at
+        return list(facts)
     return [key for key in facts if key not in known or key in kept]
 
 
@@ -80,12 +83,13 @@ def has_statistics(field: pa.Field, expression: Expression) -> bool:
     """Tell whether the statistics of such a column can be trusted for this expression.
 
     Writers leave NaN out of minimum and maximum. So for floats they serve only where no NaN can pass, that is in
-    expressions of plain comparisons: NaN is neither less, equal nor greater, but `!=` and negations let it through.
+    expressions of plain comparisons: NaN is neither less, equal nor greater, but `!=` and negations let it through, and
+    `is_in` where NaN is among its values. Arrow tells them only as text, in which it leaves out the middle of many.
     """
     kind = field.type
     if pa.types.is_floating(kind):
-        text = str(expression)
-        plain = set(_CALLS.findall(text)) <= _NAN_SAFE and "!=" not in text and "nan_is_null=true" not in text
+        text = str(expression).replace("nan_is_null=false", "")
+        plain = set(_CALLS.findall(text)) <= _NAN_SAFE and not any(sign in text for sign in ("!=", "nan", "..."))
         return plain and not pa.types.is_float16(kind)
     return bool(
         pa.types.is_integer(kind)

@@ -51,6 +51,26 @@ def test_arrow_in_every_form(tmp_path: Path, kind: str) -> None:
     assert read(tmp_path / "d").equals(table())
 
 
+@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="pyarrow without views")
+@pytest.mark.parametrize("form", ["table", "dict"])
+def test_views_are_written_as_plain_text_and_bytes_also_inside_structs(tmp_path: Path, form: str) -> None:
+    texts = [None if i % 7 == 0 else f"text {i}, longer than twelve bytes" for i in range(50)]
+    views = pa.table(
+        {
+            "plain": pa.array(texts, pa.string_view()),
+            "s": pa.array(
+                [{"a": text, "n": 1} for text in texts], pa.struct([("a", pa.string_view()), ("n", pa.int8())])
+            ),
+            "ls": pa.array([[{"a": b"x"}]] * 50, pa.list_(pa.struct([("a", pa.binary_view())]))),
+        }
+    ).slice(3)
+    data = views if form == "table" else {name: views[name] for name in views.column_names}
+    penstock.write(data, tmp_path / "d", row_group_bytes=300)
+    assert read(tmp_path / "d").to_pylist() == views.to_pylist()
+    ds = penstock.open(tmp_path / "d")
+    assert ds.take(range(len(ds)))["s.a"].tolist() == texts[3:]
+
+
 def test_batches_are_asked_for_as_they_are_written(tmp_path: Path) -> None:
     made = []
 

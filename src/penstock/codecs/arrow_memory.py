@@ -183,11 +183,11 @@ def takeable(array: pa.Array) -> pa.Array:
         storage = array.storage
         plain = takeable(storage)
         return array if plain is storage else plain
-    wanted = _without_views(array.type)
+    wanted = without_views(array.type)
     return array if wanted is array.type else array.cast(wanted)
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
+def without_views(kind: pa.DataType) -> pa.DataType:
     """Return the type without string and binary views, the same object where it has none."""
     if kind.id in _BYTE_VIEWS:
         return getattr(pa, f"large_{_BYTE_VIEWS[kind.id]}")()
@@ -195,7 +195,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
     if remake is None or kind.id in _LIST_VIEWS:  # list views are taken without a look at their values
         return kind
     inner = [kind.field(i) for i in range(kind.num_fields)]
-    types = [_without_views(field.type) for field in inner]
+    types = [without_views(field.type) for field in inner]
     if all(new is field.type or new == field.type for new, field in zip(types, inner, strict=True)):
         return kind
     return remake(kind, [field.with_type(new) for new, field in zip(types, inner, strict=True)])

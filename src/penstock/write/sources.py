@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import form_of
+from penstock.codecs.arrow_memory import without_views
 from penstock.errors import SchemaError, StateMismatch
 from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
@@ -267,7 +268,7 @@ def layout_of(data: Any, schema: Unischema | None, partition_by: tuple[str, ...]
     if schema is not None:
         return schema_layout(schema, partition_by)
     if isinstance(data, (*ARROW, Tables)):
-        columns = pa.schema([_without_runs(field) for field in data.schema])
+        columns = pa.schema([field.with_type(_storable(field.type)) for field in data.schema])
         _refuse_none(columns.names)
         return plan_layout(getattr(data, "unischema", None) or infer_unischema(columns), columns, partition_by)
     if isinstance(data, Mapping):
@@ -308,8 +309,9 @@ def _refuse_none(names: Collection[str]) -> None:
         raise SchemaError("no columns to write, and no schema; give at least one column, or pass schema=Unischema(...)")
 
 
-def _without_runs(field: pa.Field) -> pa.Field:
-    return field.with_type(field.type.value_type) if form_of(field.type) == "runs" else field
+def _storable(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column is written as: Parquet has no runs, and pyarrow cannot write views in structs."""
+    return without_views(kind.value_type if form_of(kind) == "runs" else kind)
 
 
 def _arrow_field(name: str, column: Any) -> pa.Field:
@@ -328,7 +330,7 @@ def _arrow_field(name: str, column: Any) -> pa.Field:
             f"column {name!r}: cannot infer a type from {type(column).__name__}{kind}: {error}; convert the column, or "
             "pass schema=Unischema(...)"
         ) from error
-    return pa.field(name, values.type, nullable=values.null_count > 0)
+    return pa.field(name, _storable(values.type), nullable=values.null_count > 0)
 
 
 # --- their rows -------------------------------------------------------------------------------------------------------

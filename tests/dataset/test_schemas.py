@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.dataset import open_parquet
 from penstock.dataset.agree import same_values
@@ -81,6 +82,43 @@ class TestAgreement:
         table = read_all(source)
         assert table["c"].to_pylist() == values(first) + values(second)
         assert table.schema.field("c").type == source.arrow_schema.field("c").type
+
+    @pytest.mark.parametrize("second", [pa.string(), pa.large_string(), pa.dictionary(pa.int16(), pa.string())], ids=str)
+    @pytest.mark.parametrize("inside", ["", "list", "struct", "map", "list of lists"])
+    def test_indices_too_narrow_for_another_file(self, tmp_path, second, inside):
+        narrow = pa.dictionary(pa.int8(), pa.string())
+        for name, values, kind in (("a", ["x"], narrow), ("b", [f"v{i}" for i in range(300)], second)):
+            array, each = pa.array(values, kind), pa.array(range(len(values) + 1), pa.int32())
+            if inside == "struct":
+                array = pa.StructArray.from_arrays([array], ["u"])
+            elif inside == "map":
+                array = pa.MapArray.from_arrays(each, pa.array(values), array)
+            elif inside:
+                array = pa.ListArray.from_arrays(each, array)
+            if inside == "list of lists":
+                array = pa.ListArray.from_arrays(each, array)
+            write(tmp_path / f"{name}.parquet", pa.table({"c": array}))
+        ds = penstock.open(tmp_path)
+        with ds.loader(batch_size=64, on_error="skip") as loader:
+            found = [value for batch in loader for (column,) in [batch.values()] for value in column]
+            assert not loader.skipped
+        while isinstance(found[0], list | np.ndarray):
+            found = [value for row in found for value in row]
+        if inside == "map":
+            found = [value for _, value in found]
+        assert found == ["x", *(f"v{i}" for i in range(300))]
+
+    def test_files_that_cannot_be_cast_are_an_error_not_damage(self, tmp_path, monkeypatch):
+        write(tmp_path / "a.parquet", {"c": pa.array(["x"])})
+        write(tmp_path / "b.parquet", {"c": pa.array(["y", "z"], pa.large_string())})
+        ds = penstock.open(tmp_path)
+
+        def cast_column(*_):
+            raise pa.ArrowInvalid("offsets do not fit")
+
+        monkeypatch.setattr("penstock.dataset.parquet.cast_column", cast_column)
+        with ds.loader(batch_size=2, on_error="skip") as loader, pytest.raises(SchemaError, match=r"'c'.*b\.parquet"):
+            list(loader)
 
     @pytest.mark.parametrize(
         ("first", "second"),

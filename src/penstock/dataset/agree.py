@@ -1,8 +1,8 @@
 """Compare the schemas of files: do they hold the same columns of the same types?
 
-`parquet` compares every file with the first one, and only those that differ come here. Types that hold the same
-values in another dress (string and large_string, a dictionary, a column that is null throughout, differently named
-list elements) agree; `read` casts them to the first file's type. Order and nullability may differ. Reads nothing.
+`parquet` compares every file with the first one, and only those that differ come here. Types that hold the same values
+(string and large_string, a dictionary and its values, a column that is null throughout, differently named list
+elements) agree; `read` casts them to the merged type. Order and nullability may differ. Reads nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ def _same_fields(a: pa.DataType, b: pa.DataType) -> bool:
 
 
 def merge_schemas(base: pa.Schema, other: pa.Schema) -> pa.Schema:
-    """Return `base`, nullable also where `other` is, and with the type of `other` where its own is null."""
+    """Return `base` with types that hold the values of both: nullable where either is, never null where one is not.
+
+    A dictionary that differs gets 32-bit indices, since those of one file may be too narrow for the values of another;
+    inside lists, maps and structs, where Arrow cannot widen them, dictionaries become plain values.
+    """
     return pa.schema([_merge_field(field, other) for field in base])
 
 
@@ -92,22 +96,53 @@ def _merge_field(field: pa.Field, other: pa.Schema) -> pa.Field:
     if index < 0:
         return field
     theirs = other.field(index)
-    type_ = theirs.type if pa.types.is_null(field.type) else field.type
-    return pa.field(field.name, type_, field.nullable or theirs.nullable)
+    return pa.field(field.name, _merge_type(field.type, theirs.type), field.nullable or theirs.nullable)
+
+
+def _merge_type(ours: pa.DataType, theirs: pa.DataType) -> pa.DataType:
+    if pa.types.is_null(ours):
+        return theirs
+    if ours == theirs or pa.types.is_null(theirs):
+        return ours
+    if pa.types.is_dictionary(ours):
+        return pa.dictionary(pa.int32(), ours.value_type, ours.ordered)
+    return _undictionaried(ours)
+
+
+def _undictionaried(a: pa.DataType) -> pa.DataType:
+    """Return a type with plain values in place of dictionaries, at any depth."""
+    if pa.types.is_dictionary(a):
+        return a.value_type
+    if _is_list(a):
+        kind = pa.list_ if pa.types.is_list(a) else pa.large_list
+        return kind(a.value_field.with_type(_undictionaried(a.value_type)))
+    if pa.types.is_map(a):
+        return pa.map_(_undictionaried(a.key_type), a.item_field.with_type(_undictionaried(a.item_type)))
+    if pa.types.is_struct(a):
+        fields = [a.field(i) for i in range(a.num_fields)]
+        return pa.struct([field.with_type(_undictionaried(field.type)) for field in fields])
+    return a
 
 
 def cast_column(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     """Return the same values as another type that `same_values` allows.
 
-    By way of plain values where dictionaries are concerned: older versions cast neither into nor between them.
+    Between dictionaries of other values, and from plain values into a dictionary, by way of plain values: older
+    versions of pyarrow have no such cast.
 
     Raises:
         ArrowInvalid, ArrowNotImplementedError: they cannot be cast.
     """
+    parts = column.chunks
     if pa.types.is_dictionary(column.type):
-        column = pa.chunked_array([part.dictionary_decode() for part in column.chunks], column.type.value_type)
+        if not pa.types.is_dictionary(wanted) or column.type.value_type != wanted.value_type:
+            column = pa.chunked_array([part.dictionary_decode() for part in parts], column.type.value_type)
     if not pa.types.is_dictionary(wanted):
         return column.cast(wanted)
-    parts = [part.dictionary_encode() for part in column.cast(wanted.value_type).chunks]
-    casts = [pa.DictionaryArray.from_arrays(part.indices.cast(wanted.index_type), part.dictionary) for part in parts]
+    if not pa.types.is_dictionary(column.type):
+        parts = [part.dictionary_encode() for part in column.cast(wanted.value_type).chunks]
+    casts = [
+        pa.DictionaryArray.from_arrays(part.indices.cast(wanted.index_type), part.dictionary, ordered=wanted.ordered)
+        for part in parts
+    ]
     return pa.chunked_array(casts, wanted)

@@ -20,7 +20,7 @@ from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_ch
 from penstock.engine.finish import Lost, Place, ThreadFinisher, refold
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
-from penstock.errors import BadFile, DecodeError, TransformError
+from penstock.errors import BadFile, DecodeError, SchemaError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -411,8 +411,10 @@ class Builder:
         chunks, chunk, row = place
         lo, hi = span.rows_of(step)
         bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
-        if bad.any() and not self.finisher.skip:
-            raise self._read_error(chunks, int(chunk[lo:hi][bad][0]))
+        for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
+            # Files that disagree are no damage: to leave their rows out would lose good ones.
+            if not self.finisher.skip or isinstance(getattr(chunks[index], "error", None), SchemaError):
+                raise self._read_error(chunks, index)
         rows = np.arange(lo, hi)
         gone = tuple(self._lost_row(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
         rows = rows[~bad]
@@ -440,7 +442,7 @@ class Builder:
 
     def _read_error(self, chunks: Chunks, chunk: int) -> Exception:
         error = cast("LostChunk", chunks[chunk]).error
-        if isinstance(error, (BadFile, DecodeError)):
+        if isinstance(error, (BadFile, DecodeError, SchemaError)):
             return error
         where = f"{self.source.path_of(chunk)}, row group {self.source.chunk_group[chunk]}"
         failure = BadFile(

@@ -1,3 +1,4 @@
+import tracemalloc
 from io import BytesIO
 
 import numpy as np
@@ -161,6 +162,8 @@ def test_a_row_of_fortran_order_with_one_long_axis_is_a_view():
         (lambda c: c.replace(b"NUMPY\x01", b"NUMPY\x09"), "version 09"),
         (lambda c: c.replace(b"'shape'", b"'shapx'"), "damaged .npy header"),
         (lambda c: c.replace(b"(2,)", b"(-2)"), "damaged .npy header"),
+        (lambda c: c.replace(b"(2,), }   ", b"(True,), }"), r"damaged .npy header: shape \(True,\)"),
+        (lambda c: c.replace(b"False", b"'xyz'"), "damaged .npy header: fortran_order"),
         (lambda c: c.replace(b"<i4", b"<q9"), "damaged .npy header"),
         (lambda c: c.replace(b"{", b"["), "damaged .npy header"),
         (lambda c: c.replace(b"(2,)", b"f()"), "damaged .npy header"),
@@ -180,14 +183,64 @@ def test_damaged_cells_name_their_row_and_reason(damage, said):
     assert column.value.index == listed.value.index == 2
 
 
+def header(text):
+    return b"\x93NUMPY\x02\x00" + len(text).to_bytes(4, "little") + text.encode("latin1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'descr': '<U2000000000', 'fortran_order': False, 'shape': (2,)}",
+        "{'descr': '|S0', 'fortran_order': False, 'shape': (1000000000000,)}",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (0, 1000000000000000000000000000000)}",
+        "{'descr': '<i4', 'fortran_order': False, 'shape': (0, 4611686018427387904, 4611686018427387904)}",
+        f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({'0,' * 70})}}",
+        f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({'9' * 4000},)}}",
+        "{'descr': [('a', ('<i4', (99999999999,)))], 'fortran_order': False, 'shape': (2,)}",
+        "{'descr': {'a': 1}, 'fortran_order': False, 'shape': (2,)}",
+        "{'descr': [(None, None)], 'fortran_order': False, 'shape': (2,)}",
+        f"{{'descr': {'[' * 150}{']' * 150}, 'fortran_order': False, 'shape': (2,)}}",
+        f"({'1,' * 100_000})",
+    ],
+    ids=[str(i) for i in range(11)],
+)
+def test_absurd_headers_are_cheap_errors(text):
+    field = Field("x", np.int32, (2,))
+    cells = Cells.from_list([saved(np.array([1, 2], np.int32)), header(text)])
+    tracemalloc.start()
+    try:
+        for decode in (
+            lambda: NdarrayCodec().decode_list(field, cells),
+            lambda: NdarrayCodec().decode_column(field, cells, np.zeros((2, 2), np.int32)),
+        ):
+            with pytest.raises(CellError) as error:
+                decode()
+            assert error.value.index == 1
+            assert len(str(error.value)) < 1000
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_remembered_headers_take_little_memory():
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            text = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({number},)}}".ljust(60_000)
+            npy.parse_header(header(text))
+        assert tracemalloc.get_traced_memory()[0] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_headers_are_parsed_once(monkeypatch):
-    npy.parse_header.cache_clear()
+    npy._parse_short.cache_clear()
     field = Field("x", np.int32, (2,))
     cells = [saved(np.array([i, i], t)) for i in range(50) for t in ("<i4", ">i4")]
     out = np.zeros((100, 2), np.int32)
     NdarrayCodec().decode_column(field, Cells.from_list(cells), out)
     assert (out == np.repeat(np.arange(50), 2)[:, None]).all()
-    assert npy.parse_header.cache_info().misses == 2
+    assert npy._parse_short.cache_info().misses == 2
 
 
 def test_decoded_arrays_are_owned_and_writable():

@@ -83,7 +83,9 @@ class TestAgreement:
         assert table["c"].to_pylist() == values(first) + values(second)
         assert table.schema.field("c").type == source.arrow_schema.field("c").type
 
-    @pytest.mark.parametrize("second", [pa.string(), pa.large_string(), pa.dictionary(pa.int16(), pa.string())], ids=str)
+    @pytest.mark.parametrize(
+        "second", [pa.string(), pa.large_string(), pa.dictionary(pa.int16(), pa.string())], ids=str
+    )
     @pytest.mark.parametrize("inside", ["", "list", "struct", "map", "list of lists"])
     def test_indices_too_narrow_for_another_file(self, tmp_path, second, inside):
         narrow = pa.dictionary(pa.int8(), pa.string())

@@ -10,6 +10,8 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
@@ -17,6 +19,7 @@ from penstock import Unischema, UnischemaField
 from penstock.codecs import Codec, DataframeColumnCodec, NdarrayCodec
 from penstock.codecs.registry import _classes
 from penstock.errors import CodecError, DecodeError
+from penstock.schema.stored import SCHEMA_KEY, schema_to_json
 from penstock.testing import assert_resumes_exactly, assert_same
 from tests.engine.make import ids
 
@@ -54,6 +57,7 @@ def registered():
     before = dict(_classes)
     penstock.register_codec(Zlib)
     penstock.register_codec(OldZlib)
+    penstock.register_codec(Careless)
     yield
     _classes.clear()
     _classes.update(before)
@@ -113,6 +117,36 @@ def test_a_cell_it_cannot_decode_is_named(tmp_path, pool):
     ):
         list(loader)
     assert caught.value.column == "npy"
+
+
+class Careless(Codec):
+    """Decodes whole columns, and does not say which cell it cannot decode."""
+
+    codec_id = "tests.careless"
+
+    def decode_column(self, field, cells, out):
+        for row, cell in enumerate(cells):
+            out[row] = np.frombuffer(cell, out.dtype).reshape(out.shape[1:])
+
+    def decode_list(self, field, cells):
+        return [np.frombuffer(cell, field.numpy_dtype) for cell in cells]
+
+
+@pytest.mark.parametrize(("shape", "pool"), [((2,), "thread"), ((None,), "thread"), ((2,), "process")], ids=str)
+def test_whatever_it_raises_the_cell_is_named_and_can_be_skipped(tmp_path, shape, pool):
+    fields = [UnischemaField("id", np.int64, (), None, False), UnischemaField("x", np.int16, shape, Careless(), False)]
+    cells = [b"odd" if i == 4 else b"\x01\x00\x02\x00" for i in range(6)]
+    metadata = {SCHEMA_KEY: schema_to_json(Unischema("S", fields)).encode()}
+    table = pa.table({"id": range(6), "x": pa.array(cells, pa.binary())}).replace_schema_metadata(metadata)
+    pq.write_table(table, tmp_path / "a.parquet")
+    ds = penstock.open(tmp_path)
+    with ds.loader(batch_size=3, pool=pool, workers=1) as loader, pytest.raises(DecodeError, match="'x'") as caught:
+        list(loader)
+    assert (caught.value.row_group, caught.value.row, caught.value.column) == (0, 4, "x")
+    assert "ValueError" in str(caught.value)
+    with ds.loader(batch_size=3, pool=pool, workers=1, on_error="skip") as loader:
+        assert ids(loader) == [0, 1, 2, 3, 5]
+        assert [(one.row, one.column) for one in loader.skipped] == [(4, "x")]
 
 
 MODULE = """

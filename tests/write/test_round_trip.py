@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import itertools
 import zlib
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,27 @@ def test_rows_come_back_one_by_one(tmp_path: Path) -> None:
         got = dataset[index]
         for name, value in row.items():
             equal(got[name], value)
+
+
+@pytest.mark.parametrize("codec", [NdarrayCodec(), CompressedNdarrayCodec(), None], ids=str)
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)], ids=str)
+def test_arrays_with_an_axis_of_0_come_back(tmp_path: Path, shape: Any, codec: Any) -> None:
+    fields = [UnischemaField("id", np.int64, (), None, False), UnischemaField("x", np.float32, shape, codec, False)]
+    rows = {"id": np.arange(5), "x": np.zeros((5, *shape), np.float32)}
+    penstock.write(rows, tmp_path / "d", Unischema("S", fields))
+    dataset = penstock.open(tmp_path / "d")
+    assert_same(dataset[2]["x"], np.zeros(shape, np.float32))
+    pools = ("thread", "process") if shape == (3, 0) else ("thread",)
+    for shuffle, pool in itertools.product((False, True), pools):
+        with dataset.loader(batch_size=2, shuffle=shuffle, pool=pool, workers=1) as loader:
+            assert [batch["x"].shape for batch in loader] == [(2, *shape), (2, *shape), (1, *shape)]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8(), 0), pa.list_(pa.list_(pa.int8(), 0), 2)], ids=str)
+def test_lists_that_could_never_be_read_are_refused_before_anything_is_written(tmp_path: Path, kind: Any) -> None:
+    with pytest.raises(penstock.errors.SchemaError, match=r"column 'x' is fixed_size_list.*size 0"):
+        penstock.write(pa.table({"x": pa.nulls(3, kind)}), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
 
 
 def test_every_file_describes_itself(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ copied cell by cell with the header parsed once for each distinct one. Compresse
 
 from __future__ import annotations
 
+import sys
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -68,7 +69,7 @@ class NdarrayCodec(Codec):
         parts = cells.views()
         plain = out.size > 0 and out.dtype.kind in "biufc" and out.flags.c_contiguous
         raw = out.reshape(len(out), -1).view(np.uint8) if plain else None
-        known, size, end = b"", -1, -1
+        known, size, end = b"", 0, sys.maxsize  # no header is known yet, and no cell is long enough
         for i, p, a, b in cells.spans():
             cell = parts[p][a:b]
             if raw is not None and b - a >= end and cell[:size] == known:

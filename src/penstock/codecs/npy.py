@@ -1,7 +1,8 @@
 """The `.npy` format, read from memory: header bytes to dtype, order and shape, and payload to array.
 
 Both array codecs stand on this file. A header is parsed once for each distinct run of bytes, then remembered: cells of
-a column nearly always share one. Object arrays (pickles) are refused. Writing is left to `numpy.save`.
+a column nearly always share one. Object arrays (pickles) are refused. Damage of any kind is a ValueError. Writing is
+left to `numpy.save`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from typing import Any
 import numpy as np
 
 _MAGIC = b"\x93NUMPY"
-MAX_HEADER_BYTES = 1 << 20
-"""Longest header that is read; real ones have 64 or 128 bytes, wide structured dtypes some thousands."""
+MAX_HEADER_BYTES = 1 << 16
+"""Longest header that is read; real ones have 64 or 128 bytes, wide structured dtypes some thousands. Parsing takes
+some hundred times the memory of the text."""
+_SHORT_HEADER_BYTES = 512
+_MOST_EMPTY_ITEMS = 1 << 20
+"""Most items of no bytes (dtype S0) in an array: NumPy gives each a byte when it copies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +60,36 @@ def header_bytes(cell: Any) -> bytes:
     return bytes(cell[:size])
 
 
-@lru_cache(maxsize=4096)
 def parse_header(header: bytes) -> Header:
     """Parse header bytes; ValueError where they are damaged or name an object dtype. Cached by the bytes."""
+    return _parse_short(header) if len(header) <= _SHORT_HEADER_BYTES else _parse_long(header)
+
+
+def _parse(header: bytes) -> Header:
     text = header[10 if header[6] == 1 else 12 :].decode("utf-8" if header[6] == 3 else "latin1")
     facts = _literal(text, old=header[6] < 3)
     if not isinstance(facts, dict) or facts.keys() != {"descr", "fortran_order", "shape"}:
         raise ValueError(f"damaged .npy header: {text[:80]!r}")
     shape = facts["shape"]
-    if not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise ValueError(f"damaged .npy header: shape {shape!r}")
+    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+        raise ValueError(f"damaged .npy header: shape {shape!r:.80}")
+    if facts["fortran_order"] not in (True, False):
+        raise ValueError(f"damaged .npy header: fortran_order {facts['fortran_order']!r:.80}")
     try:
         dtype = np.lib.format.descr_to_dtype(facts["descr"])
-    except (TypeError, ValueError, KeyError, IndexError) as exc:
-        raise ValueError(f"damaged .npy header: dtype {facts['descr']!r}") from exc
+    except Exception as exc:  # NumPy raises nearly anything for a damaged description
+        raise ValueError(f"damaged .npy header: dtype {facts['descr']!r:.80}") from exc
     if dtype.hasobject:
         raise ValueError("object arrays are pickles and never read; store numbers or strings")
-    return Header(len(header), dtype, bool(facts["fortran_order"]), shape, math.prod(shape) * dtype.itemsize)
+    num_items = math.prod(shape)
+    if not dtype.itemsize and num_items > _MOST_EMPTY_ITEMS:
+        raise ValueError(f"damaged .npy header: {num_items} items of dtype {dtype}, which has no bytes")
+    return Header(len(header), dtype, bool(facts["fortran_order"]), shape, num_items * dtype.itemsize)
+
+
+# Two caches: 4,096 of the longest headers would be 256 MiB.
+_parse_short = lru_cache(maxsize=4096)(_parse)
+_parse_long = lru_cache(maxsize=64)(_parse)
 
 
 def read(cell: Any) -> np.ndarray[Any, Any]:
@@ -83,8 +101,8 @@ def payload(cell: Any, header: Header) -> np.ndarray[Any, Any]:
     """Return the array behind a parsed header, as a view on the cell; bytes after the payload are ignored."""
     if len(cell) < header.size + header.nbytes:
         raise ValueError(
-            f".npy cell cut short: {header.shape} {header.dtype} needs {header.size + header.nbytes} bytes, "
-            f"the cell has {len(cell)}"
+            f".npy cell cut short: {header.shape!r:.80} {header.dtype!s:.80} needs {header.size + header.nbytes} "
+            f"bytes, the cell has {len(cell)}"
         )
     if header.nbytes == 0:
         return np.empty(header.shape, header.dtype)

@@ -134,9 +134,8 @@ def cast_column(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray
         ArrowInvalid, ArrowNotImplementedError: they cannot be cast.
     """
     parts = column.chunks
-    if pa.types.is_dictionary(column.type):
-        if not pa.types.is_dictionary(wanted) or column.type.value_type != wanted.value_type:
-            column = pa.chunked_array([part.dictionary_decode() for part in parts], column.type.value_type)
+    if pa.types.is_dictionary(column.type) and column.type.value_type != decoded(wanted):
+        column = pa.chunked_array([part.dictionary_decode() for part in parts], column.type.value_type)
     if not pa.types.is_dictionary(wanted):
         return column.cast(wanted)
     if not pa.types.is_dictionary(column.type):

@@ -34,8 +34,10 @@ class CellLost(Exception):
         self.reason = reason
 
 
-def reason_of(error: CellError, column: str) -> str:
+def reason_of(error: Exception, column: str) -> str:
     """Return what is wrong with a cell, without the name of its column, which whoever tells it says already."""
+    if not isinstance(error, CellError):
+        return f"{type(error).__name__}: {error}"
     return str(error).removeprefix(f"cannot decode a cell of field {column!r}: ")
 
 

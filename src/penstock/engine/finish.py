@@ -18,7 +18,7 @@ from penstock.codecs.arrow_fixed import fill_value
 from penstock.codecs.base import CellError, decode_column, decode_list
 from penstock.engine.chunk import CellLost, Damaged, reason_of
 from penstock.engine.memory import Cutter, aligned
-from penstock.errors import TransformError
+from penstock.errors import CodecError, TransformError
 from penstock.halt import until
 
 if TYPE_CHECKING:
@@ -167,12 +167,12 @@ class Finisher:
             lost[row] = Lost(row, "", None)
 
     def _decoded(self, gathered: Sequence[Gathered], num_rows: int, pool: BlockPool, lost: dict[int, Lost]) -> Batch:
-        need = sum(
+        need = [
             aligned(column.item_bytes * num_rows)
             for column, one in zip(self.columns, gathered, strict=True)
             if column.form == "cells" and one.cells is not None
-        )
-        cutter = Cutter(pool.lease(need)) if need else None
+        ]
+        cutter = Cutter(pool.lease(sum(need))) if need else None  # also for arrays that have no elements
         batch: Batch = {}
         for column, one in zip(self.columns, gathered, strict=True):
             if one.rows is not None:
@@ -194,36 +194,52 @@ class Finisher:
             out[~cells.valid] = fill_value(dtype)
         try:
             decode_column(column.codec, column.field, cells, out)
-        except CellError as error:
-            if not self.skip:
-                raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
-            self._cell_by_cell(column, cells, out, lost)
-        return mask(out, cells.valid)
+        except (CodecError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 -- a codec, maybe a user's, raises what it likes for damaged bytes
 
-    def _cell_by_cell(self, column: Column, cells: Cells, out: NDArray[Any], lost: dict[int, Lost]) -> None:
-        """Decode each cell for itself to find every one that cannot be decoded."""
-        for row in range(len(cells)):
-            one, there = cells.take(np.array([row])), out[row : row + 1]
-            reason = _try(partial(decode_column, column.codec, column.field, one, there), column.name)
-            if reason:
-                lost.setdefault(row, Lost(row, column.name, reason))
+            def decode(row: int, one: Cells) -> None:
+                decode_column(column.codec, column.field, one, out[row : row + 1])
+
+            self._cell_by_cell(column, cells, decode, error, lost)
+        return mask(out, cells.valid)
 
     def _ragged(self, column: Column, cells: Cells, lost: dict[int, Lost]) -> list[Any]:
         try:
             return decode_list(column.codec, column.field, cells)
-        except CellError as error:
-            if not self.skip:
-                raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
-        values: list[Any] = [None] * len(cells)
+        except (CodecError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 -- as above
+            values: list[Any] = [None] * len(cells)
+
+            def decode(row: int, one: Cells) -> None:
+                (values[row],) = decode_list(column.codec, column.field, one)
+
+            self._cell_by_cell(column, cells, decode, error, lost)
+            return values
+
+    def _cell_by_cell(
+        self,
+        column: Column,
+        cells: Cells,
+        decode: Callable[[int, Cells], None],
+        error: Exception,
+        lost: dict[int, Lost],
+    ) -> None:
+        """Decode each cell for itself, after `error` for all of them, to find those that cannot be decoded."""
+        if not self.skip and isinstance(error, CellError):
+            raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
+        found = False
         for row in range(len(cells)):
-            one = cells.take(np.array([row]))
-
-            def decode(one: Cells = one, row: int = row) -> None:
-                values[row] = decode_list(column.codec, column.field, one)[0]
-
-            if reason := _try(decode, column.name):
-                lost.setdefault(row, Lost(row, column.name, reason))
-        return values
+            try:
+                decode(row, cells.take(np.array([row])))
+            except Exception as reason:
+                if not self.skip:
+                    raise CellLost(row, column.name, reason_of(reason, column.name)) from reason
+                lost.setdefault(row, Lost(row, column.name, reason_of(reason, column.name)))
+                found = True
+        if not found:
+            raise error  # no cell is to blame
 
     def _transformed(self, batch: Batch, place: Place, num_rows: int, keep: NDArray[np.bool_] | None) -> Batch:
         extra: dict[str, Any] = {}
@@ -293,15 +309,6 @@ def checked(result: Any, num_rows: int) -> Batch:
 def _own(value: Any) -> Any:
     """Return a decoded value the user may write to: a codec may well give a view of its bytes."""
     return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
-
-
-def _try(decode: Callable[[], None], column: str) -> str | None:
-    """Run a decode of one cell; return why it failed, or None."""
-    try:
-        decode()
-    except CellError as error:
-        return reason_of(error, column)
-    return None
 
 
 def _damaged(rows: Any, column: str) -> dict[int, Lost]:

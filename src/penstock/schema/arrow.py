@@ -163,5 +163,5 @@ def _stored_type(field: UnischemaField) -> pa.DataType:
         return storage_type(field.codec, field)
     stored = default_storage_type(field.numpy_dtype, name=field.name)
     for size in reversed(field.shape):
-        stored = pa.list_(stored) if size is None else pa.list_(stored, size)
+        stored = pa.list_(stored, size) if size else pa.list_(stored)  # pyarrow cannot read lists of the fixed size 0
     return stored

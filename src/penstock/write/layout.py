@@ -114,8 +114,15 @@ def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence
 
     Raises:
         ColumnNotFound: a partition column that the schema does not have.
-        SchemaError: a partition column that cannot be a folder name, or no column left for the files.
+        SchemaError: a partition column that cannot be a folder name, no column left for the files, or a type that
+            could be written and never read again.
     """
+    for field in columns:
+        if _has_empty_lists(field.type):
+            raise SchemaError(
+                f"column {field.name!r} is {field.type}: pyarrow cannot read lists of the fixed size 0 from Parquet; "
+                "store lists of variable size, or leave the column out"
+            )
     cells = frozenset(name for name, field in unischema.fields.items() if has_cells(field.codec))
     for name in partition_by:
         _check_partition(name, columns, cells)
@@ -141,6 +148,18 @@ def _limits(unischema: Unischema, columns: pa.Schema) -> dict[str, np.iinfo[Any]
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _has_empty_lists(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_empty_lists(kind.storage_type)
+    if pa.types.is_struct(kind):
+        return any(_has_empty_lists(part.type) for part in kind)
+    if pa.types.is_map(kind):
+        return _has_empty_lists(kind.item_type)
+    if pa.types.is_fixed_size_list(kind) and kind.list_size == 0:
+        return True
+    return _is_list(kind) and _has_empty_lists(kind.value_type)
 
 
 def _check_partition(name: str, columns: pa.Schema, cells: frozenset[str]) -> None:

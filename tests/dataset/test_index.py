@@ -283,7 +283,7 @@ class TestStored:
     def test_a_damaged_index_is_told(self, source, damage):
         text = damage.replace(b'"?"', b'"' + source.fingerprint.encode() + b'"')
         update_common_metadata(source._files[0], {INDEX_KEY: text})
-        with pytest.raises(MetadataError, match=r"row-group index is damaged .*build the index again"):
+        with pytest.raises(MetadataError, match=r"_common_metadata: .* index is damaged .*build the index again"):
             load_indexes(source)
 
     def test_a_later_version_is_told(self, source):

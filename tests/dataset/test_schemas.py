@@ -1,5 +1,6 @@
 """Schemas of files must agree, stored and given schemas decide, `_metadata` is used only where it can be trusted."""
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -12,11 +13,13 @@ from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.dataset import open_parquet
 from penstock.dataset.agree import same_values
 from penstock.dataset.fields import Known, decide_columns
-from penstock.errors import ColumnNotFound, MetadataError, SchemaError, UnsupportedType
-from penstock.schema.stored import SCHEMA_KEY, schema_to_json
+from penstock.errors import BadFile, CodecError, ColumnNotFound, MetadataError, SchemaError, UnsupportedType
+from penstock.petastorm.etl.dataset_metadata import get_schema
+from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY, schema_to_json
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.testing import RecordingFileSystem
 from tests.dataset.make import ids, read_all, write, write_ids
+from tests.depth import depth
 
 
 class TestAgreement:
@@ -237,7 +240,7 @@ class TestStored:
     def test_a_field_that_the_files_do_not_hold_is_named(self, root):
         more = Unischema("Stored", [*SCHEMA.fields.values(), UnischemaField("gone", np.int8, (), None, True)])
         write_common(root, more)
-        with pytest.raises(SchemaError, match="stored schema has the field 'gone'"):
+        with pytest.raises(SchemaError, match=r"schema stored in .*_common_metadata has the field 'gone'"):
             open_parquet(root)
         assert open_parquet(root, columns=["id", "day"]).arrow_schema.names == ["day", "value", "id"]
         with pytest.raises(SchemaError, match="'gone'"):
@@ -273,10 +276,76 @@ class TestStored:
             open_parquet(root, schema=given)
 
 
+PLAIN = Unischema("Plain", [UnischemaField("id", np.int64, (), None, False)])
+DAMAGED = {
+    "half": b'{"version": 1, "name": "S", "fie',
+    "not text": b"\xff\xfe\x00",
+    "a later version": b'{"version": 99}',
+    "a dtype that does not exist": stored(PLAIN)[SCHEMA_KEY].replace(b'"int64"', b'"int65"'),
+    "a codec without a name": stored(PLAIN)[SCHEMA_KEY].replace(b'"codec": null', b'"codec": {}'),
+}
+
+
+class TestDamagedSchema:
+    """A stored schema that cannot be read is an error that names its file, and on_error="skip" leaves the file out."""
+
+    @pytest.mark.parametrize("bad", [0, 1, 2])
+    @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+    def test_in_a_data_file(self, tmp_path, text, bad):
+        for number in range(3):
+            found = {SCHEMA_KEY: text} if number == bad else stored(PLAIN)
+            table = pa.table(ids(10 * number, 10 * number + 2)).replace_schema_metadata(found)
+            write(tmp_path / f"{number}.parquet", table)
+        with pytest.raises((MetadataError, CodecError), match=rf"/{bad}\.parquet.*pass schema="):
+            open_parquet(tmp_path)
+        source = open_parquet(tmp_path, on_error="skip")
+        assert [(path, reason.startswith(path)) for path, reason in source.skipped] == [
+            ((tmp_path / f"{bad}.parquet").as_posix(), True)
+        ]
+        assert source.files == tuple(f"{number}.parquet" for number in range(3) if number != bad)
+        assert open_parquet(tmp_path, schema=PLAIN).chunk_rows.sum() == 6  # the stored ones are not looked at
+
+    def test_in_all_data_files(self, tmp_path):
+        for number in range(2):
+            table = pa.table(ids(0, 2)).replace_schema_metadata({SCHEMA_KEY: b"?"})
+            write(tmp_path / f"{number}.parquet", table)
+        with pytest.raises(BadFile, match=r"none of the 2 files can be read; the first: .*/0\.parquet.*damaged"):
+            open_parquet(tmp_path, on_error="skip")
+
+    @pytest.mark.parametrize("key", [SCHEMA_KEY, PETASTORM_SCHEMA_KEY])
+    @pytest.mark.parametrize("on_error", ["raise", "skip"])
+    def test_beside_the_files(self, tmp_path, key, on_error):
+        # It says how every file is decoded, so that "skip" does not leave it out.
+        root = write_ids(tmp_path)
+        pq.write_metadata(pa.schema([("id", pa.int64())]).with_metadata({key: b"junk"}), root / "_common_metadata")
+        with pytest.raises(MetadataError, match=r"/_common_metadata: .*pass schema="):
+            open_parquet(root, on_error=on_error)
+        with pytest.raises(MetadataError, match="/_common_metadata: "):
+            get_schema(f"file://{root}")
+
+    def test_any_change_of_a_byte(self, tmp_path):
+        text = stored(PLAIN)[SCHEMA_KEY]
+        write(tmp_path / "0.parquet", ids(0, 2))
+        rng = np.random.default_rng(0)
+        for place in rng.integers(0, len(text), depth(40, 1000)):
+            changed = bytearray(text)
+            changed[place] ^= 1 << rng.integers(0, 8)
+            table = pa.table(ids(2, 4)).replace_schema_metadata({SCHEMA_KEY: bytes(changed)})
+            path = write(tmp_path / "1.parquet", table)
+            told = path.as_posix()
+            try:
+                open_parquet(path)
+            except (MetadataError, CodecError, SchemaError) as error:
+                told = str(error)
+            assert path.as_posix() in told
+            with contextlib.suppress(SchemaError):  # read, and at odds with the columns: nobody knows which is wrong
+                assert open_parquet(tmp_path, on_error="skip").files in (("0.parquet",), ("0.parquet", "1.parquet"))
+
+
 class TestUnsupported:
     def known(self):
         fields = [("id", pa.int64()), ("gap", pa.month_day_nano_interval())]
-        return Known(pa.schema(fields), {}, None, None)
+        return Known(pa.schema(fields), {}, None, "", None)
 
     def test_it_is_refused_at_opening(self):
         with pytest.raises(UnsupportedType, match="'gap'"):

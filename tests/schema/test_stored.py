@@ -52,15 +52,15 @@ def test_the_stored_text_is_pinned():
 def test_ours_is_found_before_petastorms():
     ours = schema_to_json(Unischema("Ours", [])).encode()
     theirs = schema_bytes(4, "newobj")
-    assert find_schema({SCHEMA_KEY: ours, PETASTORM_SCHEMA_KEY: theirs})._name == "Ours"
-    assert find_schema({PETASTORM_SCHEMA_KEY: theirs})._name == "Hand"
-    assert find_schema({b"ARROW:schema": b""}) is None
-    assert find_schema({}) is None
-    assert find_schema(None) is None
+    assert find_schema({SCHEMA_KEY: ours, PETASTORM_SCHEMA_KEY: theirs}, path="a.parquet")._name == "Ours"
+    assert find_schema({PETASTORM_SCHEMA_KEY: theirs}, path="a.parquet")._name == "Hand"
+    assert find_schema({b"ARROW:schema": b""}, path="a.parquet") is None
+    assert find_schema({}, path="a.parquet") is None
+    assert find_schema(None, path="a.parquet") is None
 
 
 def test_petastorms_schema_can_be_stored_as_ours():
-    schema = find_schema({PETASTORM_SCHEMA_KEY: schema_bytes(0, "reconstructor")})
+    schema = find_schema({PETASTORM_SCHEMA_KEY: schema_bytes(0, "reconstructor")}, path="a.parquet")
     again = schema_from_json(schema_to_json(schema))
     assert again == schema
     assert [f.codec for f in again.fields.values()] == [f.codec for f in schema.fields.values()]

@@ -30,6 +30,8 @@ class Known:
     """Columns in the files, structs flattened by path."""
     partitions: Mapping[str, Partition]
     stored: Unischema | None
+    stored_in: str
+    """The file that holds the stored schema."""
     given: Unischema | None
 
     @property
@@ -94,7 +96,7 @@ def decide_columns(known: Known, wanted: list[str] | None) -> Columns:
         fields.update(_present(known.given, available, origin="schema= has", wanted=None))
     if known.stored is not None:
         strict = wanted if known.given is None else []
-        stored = _present(known.stored, available, origin="the stored schema has", wanted=strict)
+        stored = _present(known.stored, available, origin=f"the schema stored in {known.stored_in} has", wanted=strict)
         fields.update({name: field for name, field in stored.items() if name not in fields})
     rest = [field for name, field in available.items() if name not in fields]
     fields.update(_infer(rest, wanted))

@@ -11,12 +11,13 @@ import binascii
 import datetime
 import json
 import logging
+import posixpath
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.dataset.common_metadata import read_common_metadata, update_common_metadata
+from penstock.dataset.common_metadata import COMMON_METADATA, read_common_metadata, update_common_metadata
 from penstock.dataset.discover import Root
 from penstock.dataset.index_indexers import NOT_NULL, FieldNotNullIndexer, SingleFieldIndexer, StoredIndexer
 from penstock.errors import MetadataError, SchemaError
@@ -82,10 +83,13 @@ def load_indexes(source: ParquetSource) -> dict[str, RowGroupIndexerBase]:
     """
     root = source._files[0].root
     pairs = read_common_metadata(Root(root.fs, root.path))  # as it is now: the index may be newer than the source
-    if INDEX_KEY in pairs:
-        return _from_json(pairs[INDEX_KEY], source)
-    if PETASTORM_INDEX_KEY in pairs:
-        return _from_petastorm(pairs, source)
+    try:
+        if INDEX_KEY in pairs:
+            return _from_json(pairs[INDEX_KEY], source)
+        if PETASTORM_INDEX_KEY in pairs:
+            return _from_petastorm(pairs, source)
+    except MetadataError as exc:
+        raise MetadataError(f"{posixpath.join(root.path, COMMON_METADATA)}: {exc}") from exc
     raise MetadataError(f"no row-group index is stored with the dataset at {root.path}; build_rowgroup_index makes one")
 
 
@@ -110,8 +114,8 @@ def _from_json(text: bytes, source: ParquetSource) -> dict[str, RowGroupIndexerB
 
 def _changed(source: ParquetSource, then: Any) -> MetadataError:
     return MetadataError(
-        f"the dataset at {source._files[0].root.path} has changed since its row-group index was built ({then} row "
-        f"groups then, {len(source.chunk_rows)} in what is open now): the index would point at other rows; {_AGAIN}"
+        f"the dataset has changed since its row-group index was built ({then} row groups then, "
+        f"{len(source.chunk_rows)} in what is open now): the index would point at other rows; {_AGAIN}"
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from penstock.dataset.scan import Scan, rows_of, scan_files
 from penstock.dataset.sizes import fixed_bytes, variable_bytes
 from penstock.errors import BadFile, ColumnNotFound, MetadataError, SchemaError, close_names
 from penstock.schema.arrow import flatten_structs
-from penstock.schema.stored import SCHEMA_KEY, find_schema
+from penstock.schema.stored import find_schema
 
 if TYPE_CHECKING:
     import os
@@ -215,17 +216,17 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
         ColumnNotFound: `columns` names one that is not there.
     """
     files = find_files(sources, storage_options=storage_options, filesystem=filesystem, as_root=as_root)
-    scan = scan_files(files, on_error=on_error)
+    scan = scan_files(files, on_error=on_error, stored_schemas=schema is None)
     base = _flatten(scan.schemas[0][0], scan.schemas[0][1])
     partitions = find_partitions([file.relative for file in scan.files])
     # A column that the files hold is read from them; the folder name only repeats it.
     partitions = {name: part for name, part in partitions.items() if name not in base.names}
-    known = Known(base, partitions, _stored_schema(scan) if schema is None else None, schema)
+    known = Known(base, partitions, *(_stored_schema(scan) if schema is None else (None, "")), schema)
     wanted = known.wanted(columns)
     if schema is None:
         check_stored(_all_stored(scan), wanted)
     physical = _agreed(base, scan, wanted)
-    known = Known(physical, partitions, known.stored, schema)
+    known = replace(known, physical=physical)
     return ParquetSource(scan, decide_columns(known, wanted), on_error=on_error, cache=cache)
 
 
@@ -246,27 +247,28 @@ def _flatten(schema: pa.Schema, path: str) -> pa.Schema:
     return flat
 
 
-def _stored_schema(scan: Scan) -> Unischema | None:
-    """Return the schema stored with the dataset: in a folder's `_common_metadata`, else in the first file's footer.
+def _stored_schema(scan: Scan) -> tuple[Unischema | None, str]:
+    """Return the schema stored with the dataset and the file: a folder's `_common_metadata`, else the first data file.
 
     For files and patterns the footer comes first, since they may have been taken from anywhere.
     """
-    root = scan.files[0].root
-    if root.names is None:
-        return find_schema(scan.metadata) or _schema_beside(root, ("_common_metadata",))
-    names = [name for name in ("_common_metadata", "_metadata") if name in root.names]
-    return _schema_beside(root, names) or find_schema(scan.metadata)
+    first = scan.files[0]
+    names = first.root.names
+    if names is not None:
+        found = _schema_beside(first.root, [name for name in ("_common_metadata", "_metadata") if name in names])
+        return found if found[0] is not None else (find_schema(scan.metadata, path=first.path), first.path)
+    stored = find_schema(scan.metadata, path=first.path)
+    return (stored, first.path) if stored is not None else _schema_beside(first.root, ("_common_metadata",))
 
 
 def _all_stored(scan: Scan) -> list[tuple[Unischema, str]]:
     """Return every schema that is stored with the dataset, once each, with the place where it is."""
-    found = [(find_schema({SCHEMA_KEY: stored}), path) for stored, path in scan.stored]
     roots = list({id(file.root): file.root for file in scan.files if file.root.names}.values())
-    found += [(_schema_beside(root, ("_common_metadata",)), root.path) for root in roots if len(roots) > 1]
-    return [(schema, place) for schema, place in found if schema is not None]
+    beside = [_schema_beside(root, ("_common_metadata",)) for root in roots if len(roots) > 1]
+    return scan.stored + [(schema, place) for schema, place in beside if schema is not None]
 
 
-def _schema_beside(root: Root, names: Iterable[str]) -> Unischema | None:
+def _schema_beside(root: Root, names: Iterable[str]) -> tuple[Unischema | None, str]:
     for name in names:
         file = DataFile(root, name, None)
         if not root.fs.get_file_info(file.path).is_file:
@@ -275,10 +277,10 @@ def _schema_beside(root: Root, names: Iterable[str]) -> Unischema | None:
             footer, _ = read_footer(file)
         except BadFile as exc:
             raise MetadataError(f"{exc}; it only holds the schema: delete it, or pass schema=") from exc
-        found = find_schema(footer.metadata)
+        found = find_schema(footer.metadata, path=file.path)
         if found is not None:
-            return found
-    return None
+            return found, file.path
+    return None, ""
 
 
 def _chunks(rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:

@@ -15,11 +15,13 @@ import pyarrow as pa
 
 from penstock.dataset.discover import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, bad_file, read_footer
-from penstock.errors import BadFile
-from penstock.schema.stored import SCHEMA_KEY
+from penstock.errors import BadFile, CodecError, MetadataError, PenstockError
+from penstock.schema.stored import SCHEMA_KEY, find_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from penstock.schema.unischema import Unischema
 
     Footer = Any
 
@@ -41,24 +43,25 @@ class Scan:
     """The Arrow schemas that occur, first the first file's, each with the first file that has it."""
     metadata: Mapping[bytes, bytes]
     """Key-value metadata of the first file."""
-    stored: list[tuple[bytes, str]]
-    """The schemas stored in footers that occur, as ours are stored, each with the first file that has it."""
+    stored: list[tuple[Unischema, str]]
+    """The schemas that our writers stored in footers, each with the first file that has it; none if not asked for."""
     skipped: list[tuple[str, str]]
     """Path and reason of each file left out."""
     footers: FooterCache
 
 
 class _Scanner:
-    def __init__(self, files: list[DataFile]) -> None:
+    def __init__(self, files: list[DataFile], *, stored_schemas: bool) -> None:
         self.files = files
+        self.stored_schemas = stored_schemas
         self.rows: dict[int, Sequence[int]] = {}
         self.sizes: dict[int, int] = {}
-        self.bad: dict[int, BadFile] = {}
+        self.bad: dict[int, PenstockError] = {}
         self.cache = FooterCache()
         self.base: Footer = None
         self.base_arrow_part: bytes | None = None
         self.schemas: list[tuple[pa.Schema, int]] = []
-        self.stored: dict[bytes, int] = {}
+        self.stored: dict[bytes, tuple[Unischema, int]] = {}
         self._lock = threading.Lock()
 
     def read_all(self, indices: range) -> None:
@@ -70,7 +73,7 @@ class _Scanner:
             footer, size = read_footer(self.files[index])
             self.compare(index, footer)
             self.note(index, rows_of(footer), size)
-        except BadFile as exc:
+        except (BadFile, MetadataError, CodecError) as exc:
             self.bad[index] = exc
         except READ_ERRORS as exc:  # a schema that is none
             self.bad[index] = bad_file(self.files[index], exc)
@@ -81,12 +84,22 @@ class _Scanner:
         self.rows[index] = rows
         self.sizes[index] = size
 
+    def note_stored(self, index: int, stored: bytes) -> None:
+        known = self.stored.get(stored)
+        if known and known[1] <= index:
+            return
+        schema = known[0] if known else find_schema({SCHEMA_KEY: stored}, path=self.files[index].path)
+        if schema is not None:
+            with self._lock:
+                first = self.stored.get(stored, (schema, index))[1]
+                self.stored[stored] = schema, min(first, index)
+
     def compare(self, index: int, footer: Footer) -> None:
         """Note the schema if it is a new one. Almost always it equals the first one, which takes 2 microseconds."""
         metadata = footer.metadata or {}
         stored = metadata.get(SCHEMA_KEY)
-        if stored is not None and self.stored.get(stored, index + 1) > index:
-            self.stored[stored] = index
+        if stored is not None and self.stored_schemas:
+            self.note_stored(index, stored)
         # The Arrow schema beside Parquet's tells types that Parquet does not have, such as durations and time zones.
         arrow_part = metadata.get(b"ARROW:schema")
         if self.base is not None and arrow_part == self.base_arrow_part and self.base.schema.equals(footer.schema):
@@ -114,15 +127,17 @@ def rows_of(footer: Footer) -> Sequence[int]:
     return rows
 
 
-def scan_files(files: list[DataFile], *, on_error: str) -> Scan:
+def scan_files(files: list[DataFile], *, on_error: str, stored_schemas: bool) -> Scan:
     """Read the footers of all files, or `_metadata` in place of them where it lists every file.
 
-    With `on_error="skip"` bad files are left out and listed, and `_metadata` is not used: it would not show them.
+    With `on_error="skip"` bad files are left out and listed, and `_metadata` is not used: it would not show them. With
+    `stored_schemas` the schemas in footers are read too, and a file whose schema is damaged is a bad file.
 
     Raises:
         BadFile: a file cannot be read, the first one in order; under "skip" only if that leaves none.
+        MetadataError, CodecError: likewise for the schema that a file stores.
     """
-    scanner = _Scanner(files)
+    scanner = _Scanner(files, stored_schemas=stored_schemas)
     first = _read_first(scanner, skip=on_error == "skip")
     rest = range(first + 1, len(files))
     if on_error == "skip" or not _use_summaries(scanner):
@@ -147,7 +162,7 @@ def _read_first(scanner: _Scanner, *, skip: bool) -> int:
         if not skip:
             raise scanner.bad[index]
     raise BadFile(
-        f"none of the {len(scanner.files)} files can be read; the first: {scanner.bad[0]}", path=scanner.bad[0].path
+        f"none of the {len(scanner.files)} files can be read; the first: {scanner.bad[0]}", path=scanner.files[0].path
     )
 
 
@@ -170,7 +185,7 @@ def _collect(scanner: _Scanner) -> Scan:
         rows=[scanner.rows[index] for index in good],
         schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=_second)],
         metadata=scanner.base.metadata or {},
-        stored=[(stored, scanner.files[index].path) for stored, index in sorted(scanner.stored.items(), key=_second)],
+        stored=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.stored.values(), key=_second)],
         skipped=[(scanner.files[index].path, str(scanner.bad[index])) for index in sorted(scanner.bad)],
         footers=cache,
     )

@@ -60,13 +60,21 @@ def schema_from_json(text: str | bytes) -> Unischema:
         raise MetadataError(f"the stored schema under {SCHEMA_KEY.decode()!r} is damaged: {exc!r}") from exc
 
 
-def find_schema(key_value_metadata: Mapping[bytes, bytes] | None) -> Unischema | None:
-    """Return the schema that a file's metadata holds: ours, else Petastorm's; None where there is none."""
+def find_schema(key_value_metadata: Mapping[bytes, bytes] | None, *, path: str) -> Unischema | None:
+    """Return the schema that a file's metadata holds: ours, else Petastorm's; None where there is none.
+
+    Raises:
+        MetadataError: the stored schema is damaged, or asks for what is not allowed; names `path`, the file.
+        CodecError: the same for the state of a codec.
+    """
     stored = key_value_metadata or {}
-    if SCHEMA_KEY in stored:
-        return schema_from_json(stored[SCHEMA_KEY])
-    if PETASTORM_SCHEMA_KEY in stored:
-        return load_unischema(stored[PETASTORM_SCHEMA_KEY])
+    try:
+        if SCHEMA_KEY in stored:
+            return schema_from_json(stored[SCHEMA_KEY])
+        if PETASTORM_SCHEMA_KEY in stored:
+            return load_unischema(stored[PETASTORM_SCHEMA_KEY])
+    except (MetadataError, CodecError) as exc:
+        raise type(exc)(f"{path}: {exc}; write the file again, or pass schema= to open without it") from exc
     return None
 
 

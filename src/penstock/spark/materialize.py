@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType
 
-from penstock.dataset.common_metadata import read_common_metadata
+from penstock.dataset.common_metadata import COMMON_METADATA, read_common_metadata
 from penstock.dataset.incomplete import MARKER, note_path, read_json, this_process
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.store_schema import store_schema
@@ -197,7 +197,7 @@ class _Target:
                 f"nothing was written to {self.url} within materialize_dataset: {error}; write the DataFrame to this "
                 "URL inside the block, e.g. df.write.mode('overwrite').parquet(url)"
             ) from error
-        known = find_schema(read_common_metadata(source._files[0].root))
+        known = find_schema(read_common_metadata(source._files[0].root), path=posixpath.join(path, COMMON_METADATA))
         if known is not None and known != schema and _data_files(fs, path) == before.files:
             raise PetastormMetadataGenerationError(
                 f"nothing was written to {self.url} within materialize_dataset, and its files have another schema; use "

@@ -32,7 +32,7 @@ _BLOCK_BYTES = 16 << 20
 
 
 def make_dataset(reader: Any) -> Any:
-    """Return the dataset of a reader's items."""
+    """Return the dataset of a reader's items, with the members of TF1, as TensorFlow's `compat.v1` makes it."""
     tensorflow_module()  # says how to get it
     from penstock.tensorflow._dataset import no_running_ahead
 
@@ -90,7 +90,7 @@ def _items(reader: Any, shape: Shape) -> Any:
     signature = tuple(tf.TensorSpec(shape.static(kind), tensor_dtype(kind)) for kind in shape.kinds)
     if not signature:
         raise ValueError("the reader has no fields: there is nothing to make tensors of")
-    made = tf.data.Dataset.from_generator(Passes(reader, items), output_signature=signature)
+    made = tf.compat.v1.data.Dataset.from_generator(Passes(reader, items), output_signature=signature)
     return made.map(as_it_is(lambda *tensors: shape.pack(tensors)))
 
 
@@ -104,7 +104,7 @@ def _blocks(reader: Reader, shape: Shape) -> Any:
     tf = tensorflow_module()
     places = Places(reader) if tf.executing_eagerly() else None
     signature = tuple(spec for kind in shape.kinds for spec in _block_specs(kind))
-    made = tf.data.Dataset.from_generator(
+    made = tf.compat.v1.data.Dataset.from_generator(
         Passes(reader, lambda: Blocks(reader, shape, places)), output_signature=signature
     )
     free = any(kind.is_free for kind in shape.kinds)
@@ -198,7 +198,9 @@ class Blocks:
         self._shape = shape
         self._places = places
         self._blocks = self._make()
-        if places is not None:
+        if places is None:
+            reader._in_graph = True
+        else:
             places.begin()
 
     def __iter__(self) -> Blocks:

@@ -264,6 +264,8 @@ class Reader:
         self._barren = 0
         self._settle: Callable[[], None] | None = None
         """Asks whoever hands whole batches over how far the consumer is, and sets the place."""
+        self._in_graph = False
+        """Whether a TensorFlow graph takes whole batches, so that the consumer's place inside them is not known."""
         self.last_row_consumed = False
 
     # -- iteration ------------------------------------------------------------------------------------------------
@@ -366,6 +368,12 @@ class Reader:
                 "does not fit the others; use exact=True, or a loader of penstock.open(...).where(..., exact=False)"
             )
         with self._lock:
+            if self._in_graph:
+                raise NotImplementedError(
+                    "a TensorFlow graph takes whole batches from this reader, so the row that its session has reached "
+                    "is not known; take the state before or after a pass, iterate make_petastorm_dataset eagerly, or "
+                    "use tf_tensors"
+                )
             self._note()
             return self._loader.state_dict()
 

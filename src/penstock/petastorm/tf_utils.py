@@ -36,6 +36,10 @@ def make_petastorm_dataset(reader: Any) -> Any:
     this dataset; stages behind it that run ahead (`prefetch`, a parallel `map`) have taken more than came out of them.
     So that none does unasked, maps behind it are parallel only where they have `num_parallel_calls`.
 
+    The dataset is a `tensorflow.compat.v1.data.Dataset`, which is a `tf.data.Dataset` too: it has
+    `make_one_shot_iterator()`, `make_initializable_iterator()`, `output_shapes`, `output_types` and `output_classes`,
+    also after `map`, `batch` and the like. In a graph the state of a reader of rows is not known during a pass.
+
     Raises:
         ValueError: A field whose dtype TensorFlow does not have.
     """

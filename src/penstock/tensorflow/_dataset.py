@@ -281,7 +281,7 @@ class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
         self._outer = _counting(inner, delivery) if counted else inner
         self.penstock = self._behind = delivery
         """The loader behind, with the state of what was received."""
-        super().__init__(self._outer._variant_tensor)
+        tf.data.Dataset.__init__(self, self._outer._variant_tensor)  # by name: that of TF1 takes no argument
 
     def _inputs(self) -> list[Any]:
         return [self._outer]
@@ -292,7 +292,7 @@ class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
         return self._outer.element_spec
 
     def _with(self, inner: Any, *, ahead: bool) -> Batches:
-        return Batches(inner, self.penstock, counted=self._is_counted or ahead)
+        return type(self)(inner, self.penstock, counted=self._is_counted or ahead)
 
     # -- as tf.data has it ------------------------------------------------------------------------------------------
 
@@ -346,6 +346,21 @@ class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
         self.penstock.load_state_dict(state)
 
 
+class TF1Batches(Batches, tf.compat.v1.data.Dataset):  # type: ignore[misc]
+    """`Batches` with the members of TF1: `make_one_shot_iterator`, `make_initializable_iterator`, `output_shapes`, ...
+
+    Transformations return datasets that have these members too, as TensorFlow's own TF1 datasets do.
+    """
+
+    def _as_variant_tensor(self) -> Any:
+        return self._outer._variant_tensor
+
+    @property
+    def _dataset(self) -> Any:
+        """The wrapped dataset; without this name tf.data ignores the options of a TF1 dataset."""
+        return self._outer
+
+
 def _counting(inner: Any, delivery: Delivery) -> Any:
     """Return the dataset with a stage behind it that notes every element that comes out."""
     whole = type(inner.element_spec) is tuple
@@ -354,7 +369,8 @@ def _counting(inner: Any, delivery: Delivery) -> Any:
         tf.numpy_function(delivery._came_out, [], tf.int64)  # stateful: never left out
         return element if whole else element[0]
 
-    if not inner.options().experimental_optimization.inject_prefetch:
+    # `inner.options()` warns in graph mode, and then returns this.
+    if not inner._options_attr.experimental_optimization.inject_prefetch:
         return inner.map(as_it_is(passed))
     options = tf.data.Options()  # tf.data would add it at the very end, behind the count
     options.experimental_optimization.inject_prefetch = False

@@ -99,7 +99,8 @@ def check_shards(options: Mapping[str, Any], stacklevel: int) -> None:
 class TFDatasetContextManager:
     """A `tf.data.Dataset` of a converter's rows, open within `with ... as dataset`.
 
-    The dataset has `len`, `state_dict` and `load_state_dict`, where it ends and as `penstock.tensorflow.Batches` does.
+    The dataset has `len`, `state_dict` and `load_state_dict`, where it ends and as `penstock.tensorflow.Batches` does,
+    and the members of TF1 (`make_one_shot_iterator()`, `output_shapes`, ...), also after `map`, `batch` and the like.
     Leaving the `with` ends its threads; every `with` begins anew.
     """
 

@@ -35,7 +35,7 @@ def make_batches(reader: Reader, batch_size: int, shuffle_rows: int, lengths: Ma
         lengths: Length of arrays, by column, where all rows have the same: such tensors get a static shape.
     """
     tf = tensorflow_module()
-    from penstock.tensorflow._dataset import Batches, Delivery, no_running_ahead
+    from penstock.tensorflow._dataset import Delivery, TF1Batches, no_running_ahead
 
     _refuse_padding(reader)
     feed = make_feed(reader, batch_size, shuffle=shuffle_rows)
@@ -49,7 +49,7 @@ def make_batches(reader: Reader, batch_size: int, shuffle_rows: int, lengths: Ma
         made = made.repeat()  # why: see penstock.tensorflow._dataset
     if delivery._full is not None:
         made = made.take(delivery._full)
-    return Batches(made.with_options(no_running_ahead()), delivery, counted=False)
+    return TF1Batches(made.with_options(no_running_ahead()), delivery, counted=False)
 
 
 def _refuse_padding(reader: Reader) -> None:

@@ -179,7 +179,8 @@ class SparkDatasetConverter:
         """Return a context manager that gives a `tf.data.Dataset` of batches: named tuples of tensors.
 
         The dataset has a length where `num_epochs` is given, so that `model.fit(dataset)` knows its steps, and
-        `state_dict` and `load_state_dict`. Iterating again begins the next pass, in another order.
+        `state_dict` and `load_state_dict`. Iterating again begins the next pass, in another order. It also has the
+        members of `tensorflow.compat.v1.data.Dataset`: `make_one_shot_iterator()`, `output_shapes`, ...
 
         Args:
             batch_size: Rows of a batch; 32. The last batch of a pass may have fewer.

@@ -15,6 +15,8 @@ import pytest
 import penstock
 import penstock.spark
 from penstock.codecs import NdarrayCodec
+from penstock.dataset.common_metadata import update_common_metadata
+from penstock.dataset.index_store import INDEX_KEY
 from penstock.errors import MetadataError, SchemaError
 from penstock.petastorm.etl import dataset_metadata, legacy, metadata_util, petastorm_generate_metadata
 from penstock.petastorm.etl.dataset_metadata import (
@@ -28,6 +30,10 @@ from penstock.petastorm.etl.dataset_metadata import (
     load_row_groups,
 )
 from penstock.petastorm.etl.petastorm_generate_metadata import generate_petastorm_metadata
+from penstock.petastorm.etl.rowgroup_indexers import SingleFieldIndexer
+from penstock.petastorm.etl.rowgroup_indexing import build_rowgroup_index
+from penstock.petastorm.reader import make_reader
+from penstock.petastorm.selectors import SingleIndexSelector
 from penstock.petastorm.unischema import Unischema, UnischemaField
 from penstock.schema.petastorm_pickle import load_unischema
 from penstock.schema.stored import SCHEMA_KEY
@@ -221,6 +227,25 @@ def test_a_summary_of_all_footers_is_used_for_opening(plain: Path) -> None:
         "part=1/a.parquet"
     ] * 2
     assert penstock.open(plain).take([0, 11])["id"].tolist() == [0, 5]
+
+
+@pytest.mark.parametrize("by_petastorm", [False, True])
+def test_an_index_stays_while_no_file_has_changed(tmp_path: Path, *, by_petastorm: bool) -> None:
+    url = url_of(tmp_path / "data")
+    penstock.write({"id": np.arange(30), "a": np.zeros((30, 2), np.uint8)}, url, SCHEMA, row_group_bytes=100)
+    build_rowgroup_index(url, None, [SingleFieldIndexer("by_id", "id")])
+    if by_petastorm:  # whose index is not tied to a fingerprint, but to the row groups of each file
+        update_common_metadata(penstock.open(url)._source._files[0], {INDEX_KEY: None})
+    before = {key: value for key, value in stored_pairs(tmp_path / "data").items() if b"index" in key}
+    assert len(before) == 2 - by_petastorm
+    generate_petastorm_metadata(None, url)
+    assert {key: value for key, value in stored_pairs(tmp_path / "data").items() if b"index" in key} == before
+    with make_reader(url, rowgroup_selector=SingleIndexSelector("by_id", [7])) as reader:
+        assert 7 in [int(row.id) for row in reader]
+    penstock.write({"id": np.arange(5), "a": np.zeros((5, 2), np.uint8)}, tmp_path / "more", SCHEMA)
+    next((tmp_path / "more").glob("*.parquet")).rename(tmp_path / "data" / "added.parquet")
+    generate_petastorm_metadata(None, url)
+    assert not [key for key in stored_pairs(tmp_path / "data") if b"index" in key]
 
 
 def test_the_command_line_does_the_same(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:

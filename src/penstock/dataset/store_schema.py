@@ -15,7 +15,7 @@ from penstock.dataset.common_metadata import (
     replace_file,
     update_common_metadata,
 )
-from penstock.dataset.index_store import INDEX_KEY
+from penstock.dataset.index_store import INDEX_KEY, load_indexes
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY, dump_row_group_counts, dump_unischema
 from penstock.schema.petastorm_pickle import load_unischema
@@ -46,7 +46,7 @@ def metadata_pairs(schema: Unischema, row_groups: Mapping[str, int]) -> dict[byt
 
 
 def store_schema(source: ParquetSource, schema: Unischema, *, summary: bool) -> None:
-    """Store a schema and the numbers of row groups with a dataset; indexes that other files may have had go.
+    """Store a schema and the numbers of row groups with a dataset; an index built from other files is removed.
 
     With `summary` also `_metadata`, which holds all footers and spares reading them; one that is there is made anew in
     any case, since it would hide files that are newer. The source is not to be used afterwards.
@@ -56,7 +56,11 @@ def store_schema(source: ParquetSource, schema: Unischema, *, summary: bool) -> 
     """
     first = source._files[0]
     groups = {path: int(source.footer(file).num_row_groups) for file, path in enumerate(source.files)}
-    pairs = metadata_pairs(schema, groups) | {INDEX_KEY: None, PETASTORM_INDEX_KEY: None}
+    pairs = metadata_pairs(schema, groups)
+    try:
+        load_indexes(source)
+    except MetadataError:  # none, or of files that have changed since
+        pairs |= {INDEX_KEY: None, PETASTORM_INDEX_KEY: None}
     before = read_common_metadata(first.root).get(PETASTORM_SCHEMA_KEY)
     if pairs[PETASTORM_SCHEMA_KEY] is None and before is not None and _says(before, schema):
         pairs[PETASTORM_SCHEMA_KEY] = before  # with a codec that only its owner can pickle

@@ -36,8 +36,8 @@ def generate_petastorm_metadata(  # noqa: PLR0913 - Petastorm's signature
     """Store the schema of a dataset in its `_common_metadata`, replacing that file in one step.
 
     Reads the footers of all files once. Stored are the schema, as JSON of ours and as Petastorm's pickle, and the
-    numbers of row groups that Petastorm wants; row-group indexes, whose ordinals may be others now, are removed, and
-    other entries stay.
+    numbers of row groups that Petastorm needs. Row-group indexes stay while the files are those that they were built
+    from, else they are removed; other entries stay.
 
     Args:
         spark: Petastorm's; not needed, pass None. A session is left as it is.

@@ -296,10 +296,13 @@ def test_collating_what_petastorm_collates():
     assert decimal_friendly_collate([b"a", b"b"]) == [b"a", b"b"]
     assert torch.equal(decimal_friendly_collate([1.5, 2.5]), torch.tensor([1.5, 2.5], dtype=torch.float64))
     assert torch.equal(decimal_friendly_collate([np.zeros(2, np.int8)] * 3), torch.zeros(3, 2, dtype=torch.int8))
+    assert decimal_friendly_collate((Decimal(1), Decimal(2))) == (Decimal(1), Decimal(2))
+    numbers, texts = decimal_friendly_collate(([1, "a"], [2, "b"]))
+    assert (numbers.tolist(), texts) == ([1, 2], ("a", "b"))
     found = decimal_friendly_collate([{"a": {"b": (1, "x", Decimal(3))}}, {"a": {"b": (2, "y", Decimal(4))}}])
     number, text, money = found["a"]["b"]
     assert number.tolist() == [1, 2]
-    assert (text, money) == (["x", "y"], [Decimal(3), Decimal(4)])
+    assert (text, money) == (("x", "y"), (Decimal(3), Decimal(4)))  # tuples, as Petastorm transposes them
 
 
 def test_collating_what_petastorm_fails_on():

@@ -34,20 +34,20 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
     """Return samples as one batch: tensors, and lists of what has no tensor.
 
     Dicts become a dict of batches, tuples and lists of one length a list of batches. Arrays, numbers and tensors that
-    are alike become a tensor; Decimals, texts, bytes, None and arrays of unequal shape a list. Times become int64
-    nanoseconds. Anything else is left to torch's `default_collate`.
+    are alike become a tensor; Decimals, texts, bytes, None and arrays of unequal shape stay a list, or a tuple where
+    `batch` is one. Times become int64 nanoseconds. Anything else is left to torch's `default_collate`.
     """
     first = batch[0]
     if isinstance(first, Mapping):
         return {key: decimal_friendly_collate([sample[key] for sample in batch]) for key in first}
     if isinstance(first, Sequence) and not isinstance(first, str | bytes):
         alike = all(isinstance(one, Sequence) and len(one) == len(first) for one in batch)
-        return [decimal_friendly_collate(samples) for samples in zip(*batch, strict=True)] if alike else list(batch)
+        return [decimal_friendly_collate(samples) for samples in zip(*batch, strict=True)] if alike else batch
     found = leaf(batch, as_tensor)
     known = type(first).__module__ in ("builtins", "datetime", "decimal", "numpy", "torch")
     if isinstance(found, list) and not known:
         return torch_module().utils.data.default_collate(list(batch))
-    return found
+    return tuple(found) if isinstance(found, list) and isinstance(batch, tuple) else found
 
 
 class LoaderBase:

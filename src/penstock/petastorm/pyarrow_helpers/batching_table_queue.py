@@ -24,20 +24,21 @@ class BatchingTableQueue:
         self._num_rows = 0
 
     def put(self, table: pa.Table | pa.RecordBatch) -> None:
-        """Add rows at the end; all tables must have one schema. Costs nothing per row.
+        """Add rows at the end; all tables with rows must have one schema. Costs nothing per row.
 
         Raises:
             ValueError: The schema is another than that of the rows waiting.
         """
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
+        if not table.num_rows:  # filters leave such tables, at times with other types: they add nothing
+            return
         if self._tables and not self._tables[0].schema.equals(table.schema):
             raise ValueError(
                 f"a table of schema {table.schema} does not fit the rows waiting: {self._tables[0].schema}"
             )
-        if table.num_rows:
-            self._tables.append(table)
-            self._num_rows += table.num_rows
+        self._tables.append(table)
+        self._num_rows += table.num_rows
 
     def empty(self) -> bool:
         """Tell whether fewer rows than one batch are left; those wait for more."""

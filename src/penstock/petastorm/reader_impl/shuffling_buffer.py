@@ -49,7 +49,7 @@ class NoopShufflingBuffer:
 
 
 class RandomShufflingBuffer:
-    """Gives out random items, and only while more than `min_after_retrieve` are left, until `finish` is called.
+    """Gives out random items while at least `min_after_retrieve` are in, and after `finish` until none is left.
 
     `add_many` may be called while fewer than the capacity are in, and may exceed it by `extra_capacity` items. Memory
     grows with the items, not with the capacity. `seed` makes the order repeatable.
@@ -99,7 +99,7 @@ class RandomShufflingBuffer:
 
     def can_retrieve(self) -> bool:
         """Tell whether enough items are in to take one."""
-        return len(self._items) > (0 if self._finished else self._least)
+        return len(self._items) >= (1 if self._finished else max(1, self._least))
 
     @property
     def size(self) -> int:

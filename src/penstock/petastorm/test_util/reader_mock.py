@@ -1,13 +1,15 @@
 """A reader without a dataset: rows are made up by a function, for tests of code that takes a reader.
 
-Has the surface of a reader of rows and never ends. Starts no thread and reads nothing.
+Has the surface of a reader of rows and never ends, also after `stop` or a `with` block. Starts no thread and reads
+nothing.
 """
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from penstock.petastorm.generator import generate_datapoint
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,14 +18,25 @@ if TYPE_CHECKING:
 
 __all__ = ["ReaderMock", "schema_data_generator_example"]
 
+_FREE_SIZE = 10
+"""Size of a dimension that the schema leaves free, as in Petastorm's mock."""
+
 
 def schema_data_generator_example(schema: Unischema) -> dict[str, Any]:
-    """Return one random row that fits the schema."""
-    return generate_datapoint(schema)
+    """Return a row of zeros: arrays of the fields' dtypes and shapes, 10 for a free dimension; Decimals are 0.0.
+
+    `generator.generate_datapoint` returns random rows.
+    """
+    return {
+        name: Decimal("0.0")
+        if field.numpy_dtype is Decimal
+        else np.zeros([_FREE_SIZE if size is None else size for size in field.shape], field.numpy_dtype)
+        for name, field in schema.fields.items()
+    }
 
 
 class ReaderMock:
-    """Gives rows that `schema_data_generator(schema)` returns as dicts, for ever.
+    """Returns rows that `schema_data_generator(schema)` makes as dicts, forever.
 
     With `ngram` each item is a window: a dict from timestep to the row of that step, as a reader gives it.
     """
@@ -38,8 +51,7 @@ class ReaderMock:
         self.schema = schema
         self.ngram = ngram
         self.last_row_consumed = False
-        self.stopped = False
-        self._generator = schema_data_generator
+        self.schema_data_generator = schema_data_generator
         if ngram is not None:
             ngram.resolve_regex_field_names(schema)
 
@@ -47,16 +59,18 @@ class ReaderMock:
         return self
 
     def __next__(self) -> Any:
-        if self.stopped:
-            raise RuntimeError("the reader was stopped; make a new one")
-        return self._row(self.schema) if self.ngram is None else self._window()
+        return self.fetch()
 
     def next(self) -> Any:
         """Return the next row or window."""
-        return next(self)
+        return self.fetch()
+
+    def fetch(self) -> Any:
+        """Return the next row or window."""
+        return self._row(self.schema) if self.ngram is None else self._window()
 
     def _row(self, schema: Unischema) -> Any:
-        values = self._generator(self.schema)
+        values = self.schema_data_generator(self.schema)
         return schema.make_namedtuple(**{name: values[name] for name in schema.fields})
 
     def _window(self) -> dict[int, Any]:
@@ -69,8 +83,7 @@ class ReaderMock:
         """Do nothing: there is no place to go back to."""
 
     def stop(self) -> None:
-        """End the reader: no rows come after it."""
-        self.stopped = True
+        """Do nothing: no thread is there to be ended."""
 
     def join(self) -> None:
         """Do nothing: no thread is there to be waited for."""
@@ -87,5 +100,4 @@ class ReaderMock:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.stop()
-        self.join()
+        """Do nothing: one mock may serve several `with` blocks."""

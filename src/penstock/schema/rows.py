@@ -14,17 +14,21 @@ from typing import Any
 
 @lru_cache(maxsize=1024)
 def row_type(schema_name: str, names: tuple[str, ...]) -> Any:
-    """Return the class of rows: a named tuple; names that Python does not allow get their odd characters replaced.
+    """Return the class of rows: a named tuple with these fields, in this order.
 
-    The same class for the same arguments. Its rows can be pickled, though no module holds the class.
+    A name that Python allows stays as it is. One that it does not allow gets its odd characters replaced (`s.a` becomes
+    `s_a`), and a number at its end where another field has that name. The same class for the same arguments; its rows
+    can be pickled, though no module holds the class.
     """
+    taken = {name for name in names if _identifier(name) == name}
     found: list[str] = []
-    for plain in map(_identifier, names):
+    for name in names:
+        free = plain = _identifier(name)
         number = 2
-        name = plain
-        while name in found:
-            name, number = f"{plain}_{number}", number + 1
-        found.append(name)
+        while plain != name and free in taken:
+            free, number = f"{plain}_{number}", number + 1
+        taken.add(free)
+        found.append(free)
     made = namedtuple(f"{schema_name}_view", found)  # type: ignore[misc]
     setattr(made, "__reduce__", lambda row: (row_of, (schema_name, names, tuple(row))))  # noqa: B010 - no such method
     return made

@@ -198,9 +198,10 @@ def scalar_class(name: str, numpy_dtype: Any) -> Any:
 def match_unischema_fields(schema: Unischema, field_regex: Iterable[str] | None) -> list[UnischemaField]:
     """Return the fields whose whole name matches any of the patterns, in schema order; none for no patterns.
 
+    A pattern that is the name of a field stands for that field only: `s.a` does not match `s_a` where both are there.
     Warns where matching only the beginnings of names, as Petastorm before 0.8 did, would have found others.
     """
-    patterns = [re.compile(p) for p in field_regex or []]
+    patterns = [re.compile(re.escape(p) if p in schema.fields else p) for p in field_regex or []]
     full = [f for f in schema.fields.values() if any(p.fullmatch(f.name) for p in patterns)]
     begin = [f for f in schema.fields.values() if any(p.match(f.name) for p in patterns)]
     if len(full) != len(begin):

@@ -262,6 +262,11 @@ class Loader:
         active = None if self._active is None else self._active()
         return 0 if active is None else active.num_waiting()
 
+    def num_building(self) -> int:
+        """Return how many batches are being built."""
+        active = None if self._active is None else self._active()
+        return 0 if active is None else active.num_building()
+
     @property
     def skipped(self) -> list[Skipped]:
         """The rows left out so far under on_error="skip", each once, in the order of delivery."""

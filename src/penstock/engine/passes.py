@@ -105,6 +105,10 @@ class Pass:
         """Return how many batches are made and wait."""
         return 0 if self._run is None else self._run.num_waiting()
 
+    def num_building(self) -> int:
+        """Return how many batches are being built."""
+        return 0 if self._run is None else self._run.num_building()
+
     def stop(self) -> None:
         """End the run: threads and processes are gone on return."""
         if self._run is not None:

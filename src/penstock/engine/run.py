@@ -116,6 +116,8 @@ class Run:
         """What ended a thread: a bug of ours, which the consumer shall see."""
         self._waiting = False
         self._running = 0
+        self._building = 0
+        """Batches that are being built."""
         self._planning = False
         self._indexing = False
         self._ended = False
@@ -161,6 +163,10 @@ class Run:
         with self._lock:
             made = sum(len(found) for found in self._built.values() if isinstance(found, list))
             return len(self._ready) + made
+
+    def num_building(self) -> int:
+        """Return how many batches are being built."""
+        return self._building
 
     def _pop(self) -> Built | Exception | None:
         """Return what comes next, None at the end; another thread may have taken what this one has waited for."""
@@ -322,6 +328,7 @@ class Run:
         if chunks is None:
             return None
         self._spans.popleft()
+        self._building += span.end_step - span.first_step
         for index in chunks:
             self._window.hold(span.work, index, span.work.base + span.hi)
         return lambda worker: self._do_build(span, chunks, worker)
@@ -442,6 +449,7 @@ class Run:
             result = caught
         with self._cond:
             self._running -= 1
+            self._building -= span.end_step - span.first_step
             if not self._stopped:
                 self._note(span, result)
             del result  # an exception's traceback holds this frame, see `_wait`

@@ -34,6 +34,7 @@ from penstock.schema.transform import TransformSpec, transform_schema
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from penstock.dataset.parquet import ParquetSource
     from penstock.engine.build import Built
     from penstock.engine.loader import Loader
 
@@ -74,7 +75,10 @@ class Asked:
     remainder: str = "uneven"
     exact: bool = True
     memory_bytes: int | None = None
+    lanes: int | None = None
     decode: bool = False
+    zmq_copy_buffers: bool = True
+    """Only reported by `Reader.diagnostics`."""
 
     def __post_init__(self) -> None:
         for name in ("seed", "cur_shard", "shard_count"):
@@ -104,6 +108,8 @@ class Asked:
             raise ValueError(f"transform_spec must be a TransformSpec; got {type(self.transform_spec).__name__}")
         if self.predicate is not None:
             check_predicate(self.predicate)
+        if self.lanes is not None and not self.shuffle_rows:
+            raise ValueError(f"lanes={self.lanes} needs shuffle_rows=True: other orders have no lanes")
 
     @property
     def shuffle(self) -> Any:
@@ -178,6 +184,7 @@ class Job:
             pool=cast("Any", _POOLS[asked.pool]),
             workers=min(asked.workers_count, max(2, default_workers())),
             memory_bytes=asked.memory_bytes,
+            lanes=asked.lanes,
         )
         return make_loader(self.dataset, options, self._make(facts_rows), self.items)
 
@@ -326,11 +333,12 @@ def _raw(ds: penstock.Dataset, asked: Asked, wanted: list[str]) -> penstock.Data
 
 def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]]:
     """Return the n-gram and the names of the fields that are returned, or given to the transform."""
-    fields = asked.schema_fields
+    fields, schema = asked.schema_fields, petastorm_order(ds._source)
     if isinstance(fields, NGram):
-        ngram = fields.resolved(ds.schema)
+        fields.resolve_regex_field_names(schema)  # in place, as Petastorm does: programs look at it afterwards
+        ngram = fields.resolved(schema)  # its own: another reader may resolve the user's for another schema
         listed = {field.name for field in ngram.get_field_names_at_all_timesteps()}
-        return ngram, [name for name in ds.columns if name in listed]
+        return ngram, [name for name in schema.fields if name in listed]
     if fields is not None and not isinstance(fields, str) and not hasattr(fields, "__iter__"):
         raise ValueError(
             f"schema_fields must be a list of fields and patterns, an NGram or None; got {type(fields).__name__}"
@@ -338,14 +346,23 @@ def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]
     chosen: Sequence[Any] = [fields] if isinstance(fields, str) else list(fields or ())
     if not chosen:
         declared = None if asked.batched else ds._source.declared  # make_reader gives the fields of a schema only
-        return None, [name for name in ds.columns if declared is None or name in declared]
-    names = list(ds.schema.create_schema_view(chosen).fields)
+        return None, [name for name in schema.fields if declared is None or name in declared]
+    names = list(schema.create_schema_view(chosen).fields)
     if not names:
         raise RuntimeError(
             f"No fields matching the criteria {chosen}: a pattern must match a whole name; the dataset has "
             f"{', '.join(map(repr, ds.columns))}"
         )
     return None, names
+
+
+def petastorm_order(source: ParquetSource) -> Unischema:
+    """Return the schema of a dataset; partition columns come first where no schema is stored, as in Petastorm."""
+    schema, partitions = source.unischema, source.partitions
+    if source.declared is not None or not partitions:
+        return schema
+    fields = schema.fields.values()
+    return Unischema(schema._name, sorted(fields, key=lambda field: field.name not in partitions))
 
 
 def _extra(asked: Asked) -> list[str]:
@@ -426,4 +443,4 @@ def pool_of(pool: Any) -> tuple[str, int, int]:
     return kind, int(getattr(pool, "workers_count", 10) or 1), int(getattr(pool, "results_queue_size", 50) or 1)
 
 
-__all__ = ["Asked", "Job", "StepType", "open_job", "pool_of", "window_columns"]
+__all__ = ["Asked", "Job", "StepType", "open_job", "petastorm_order", "pool_of", "window_columns"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.storage.cache import ChunkCache
 
-__all__ = ["CacheBase", "NullCache", "make_cache"]
+__all__ = ["CacheBase", "NullCache", "clean_up_after", "make_cache"]
 
 LOCAL_DISK_CACHE = "local-disk"
 MEMORY_CACHE = "memory"
@@ -43,6 +43,19 @@ class NullCache(CacheBase):
     def get(self, key: str, fill_cache_func: Callable[[], Any]) -> Any:  # noqa: ARG002
         """Return what `fill_cache_func()` returns."""
         return fill_cache_func()
+
+
+def clean_up_after(error: BaseException | None, cleanup: Callable[[], None]) -> None:
+    """Call `cleanup` at the end of a `with` block; what it raises does not replace the `error` of the block.
+
+    It becomes a note of that error; without one it is raised.
+    """
+    try:
+        cleanup()
+    except Exception as failure:
+        if error is None:
+            raise
+        error.add_note(f"afterwards the cache was not cleaned up: {failure!r}")
 
 
 def make_cache(

@@ -15,7 +15,7 @@ from penstock.engine.build import MASK
 from penstock.errors import LoaderClosed, PenstockWarning
 from penstock.petastorm import _ask
 from penstock.petastorm._columns import columns_of, row_type, rows_of, windows_of
-from penstock.petastorm.cache import LOCAL_DISK_CACHE, MEMORY_CACHE, NULL_CACHE, make_cache
+from penstock.petastorm.cache import LOCAL_DISK_CACHE, MEMORY_CACHE, NULL_CACHE, clean_up_after, make_cache
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.plan.state import State
@@ -72,6 +72,7 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
     remainder: str = "uneven",
     exact: bool = True,
     memory_bytes: int | None = None,
+    lanes: int | None = None,
 ) -> Reader:
     """Return a reader of rows: each a named tuple of decoded values, or a dict of them with an `NGram`.
 
@@ -109,6 +110,8 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
         remainder: Rows that do not divide among shards: "uneven" (all are read), "drop" or "pad".
         exact: False: a predicate is evaluated when rows are delivered, not before; length and balance are given up.
         memory_bytes: Budget of this reader; see `Dataset.loader`.
+        lanes: With `shuffle_rows`: lanes of the shuffled order, a multiple of `shard_count` where each shard should
+            read its own row groups only; None: chosen from the dataset.
     """
     del convert_early_to_numpy
     _warn_without_effect(
@@ -121,7 +124,7 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
         normalize_dataset_url_or_urls(dataset_url), False, schema_fields, reader_pool_type, workers_count,
         results_queue_size, _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups, shuffle_row_drop_partitions,
         predicate, rowgroup_selector, num_epochs, cur_shard, shard_count, transform_spec, filters, storage_options,
-        filesystem, cache, remainder, exact, memory_bytes,
+        filesystem, cache, remainder, exact, memory_bytes, lanes, zmq_copy_buffers=zmq_copy_buffers,
     ))  # fmt: skip
 
 
@@ -157,6 +160,7 @@ def make_batch_reader(  # noqa: PLR0913, D417 -- Petastorm's signature; most arg
     remainder: str = "uneven",
     exact: bool = True,
     memory_bytes: int | None = None,
+    lanes: int | None = None,
     decode: bool = False,
 ) -> Reader:
     """Return a reader of batches: each a named tuple of columns, the rows of one row group.
@@ -176,7 +180,7 @@ def make_batch_reader(  # noqa: PLR0913, D417 -- Petastorm's signature; most arg
         normalize_dataset_url_or_urls(dataset_url_or_urls), True, schema_fields, reader_pool_type, workers_count,
         results_queue_size, _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups, shuffle_row_drop_partitions,
         predicate, rowgroup_selector, num_epochs, cur_shard, shard_count, transform_spec, filters, storage_options,
-        filesystem, cache, remainder, exact, memory_bytes, decode,
+        filesystem, cache, remainder, exact, memory_bytes, lanes, decode, zmq_copy_buffers,
     ))  # fmt: skip
 
 
@@ -226,6 +230,7 @@ class Reader:
             *_ask.pool_of(reader_pool), _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups,
             shuffle_row_drop_partitions, predicate, rowgroup_selector, num_epochs, cur_shard, shard_count,
             transform_spec, filters, storage_options, filesystem, cache, remainder,
+            zmq_copy_buffers=getattr(reader_pool, "zmq_copy_buffers", True),
         ))  # fmt: skip
 
     @classmethod
@@ -402,15 +407,32 @@ class Reader:
         """Return: `stop` has waited already."""
 
     def cleanup_cache(self) -> None:
-        """Give back what the cache holds, where it was made for this reader only."""
+        """Give back what the cache holds, where it was made for this reader only; a failure is a warning."""
         cleanup = getattr(self.cache, "cleanup", None)
-        if cleanup is not None:
+        if cleanup is None:
+            return
+        try:
             cleanup()
+        except OSError as error:
+            warnings.warn(f"the cache was not cleaned up: {error}", PenstockWarning, stacklevel=2)
 
     @property
     def diagnostics(self) -> dict[str, Any]:
-        """Counters of the loader: rows, batches, seconds of each stage, and results that wait for the consumer."""
-        return {**self._loader.stats(), "output_queue_size": self._loader.num_waiting()}
+        """Counters of the loader: rows, batches, seconds of each stage, and results that wait for the consumer.
+
+        With the process pool also Petastorm's counters: an item is one result of the workers, a batch or up to 1,024
+        rows; `items_consumed` were begun, `items_produced` are finished, `items_inprocess` are being made.
+        """
+        found = {**self._loader.stats(), "output_queue_size": self._loader.num_waiting()}
+        if self._job.asked.pool == "process":
+            building, produced = self._loader.num_building(), found["batches"] + found["output_queue_size"]
+            found |= {
+                "items_consumed": produced + building,
+                "items_produced": produced,
+                "items_inprocess": building,
+                "zmq_copy_buffers": self._job.asked.zmq_copy_buffers,
+            }
+        return found
 
     def __enter__(self) -> Reader:
         return self
@@ -420,7 +442,7 @@ class Reader:
     ) -> None:
         self.stop()
         self.join()
-        self.cleanup_cache()
+        clean_up_after(error, self.cleanup_cache)
 
 
 def _giver(job: _ask.Job) -> Callable[[Built], Iterator[Any]]:

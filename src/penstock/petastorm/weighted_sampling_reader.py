@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatch
 from penstock.petastorm._columns import row_type
+from penstock.petastorm.cache import clean_up_after
 from penstock.plan.draws import Deck, Draws
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class WeightedSamplingReader:
     ) -> None:
         self.stop()
         self.join()
-        self.cleanup_cache()
+        clean_up_after(error, self.cleanup_cache)
 
 
 def _left(reader: Any) -> int | None:

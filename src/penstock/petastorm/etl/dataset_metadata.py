@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MetadataError
+from penstock.petastorm._ask import petastorm_order
 from penstock.petastorm.etl._datasets import files_at, files_of, source_of, stored_schema
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY
@@ -93,9 +94,10 @@ def _schema(files: list[DataFile]) -> Unischema:
 def infer_or_load_unischema(dataset: Any) -> Unischema:
     """Return the schema of a dataset: the stored one, else what the columns of its files say.
 
-    Reads the footers of all files: it also has the partition columns, and columns that a stored schema does not know.
+    Reads the footers of all files: it also has the partition columns (first, where no schema is stored), and columns
+    that a stored schema does not know.
     """
-    return source_of(dataset).unischema
+    return petastorm_order(source_of(dataset))
 
 
 def load_row_groups(dataset: Any) -> list[RowGroup]:

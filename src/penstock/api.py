@@ -10,7 +10,7 @@ import hashlib
 import operator
 import warnings
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -60,6 +60,7 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
     schema: Unischema | None = None,
     on_error: OnError = "raise",
     cache: Any = None,
+    format: Literal["parquet"] | None = None,
 ) -> Dataset:
     """Open a dataset: a URL or path of a folder, a file or a pattern, or a list of them.
 
@@ -78,13 +79,17 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         on_error: "skip" leaves out files that cannot be read and lists them in `Dataset.skipped`.
         cache: Where to keep column chunks that were read: "local-disk" (the user's cache folder), "memory", or a
             `DiskCache` or `MemoryCache` of your own; see docs/cache.md.
+        format: "parquet" opens every Parquet file of a folder or pattern, also where it is a Delta, Iceberg or Hudi
+            table, with rows that the table has deleted; None refuses such tables.
 
     Raises:
         DatasetNotFound: Nothing is there, or no Parquet file.
+        UnsupportedFormat: A Delta, Iceberg or Hudi table; names the reader to use.
         BadFile: A file is damaged.
         SchemaError: Files disagree, or a column is missing or of a type without a mapping (docs/types.md).
     """
     one_of("on_error", on_error, ("raise", "skip"))
+    one_of("format", format, (None, "parquet"))
     if schema is not None and not hasattr(schema, "fields"):
         raise TypeError(f"schema= takes a penstock.Unischema; got {type(schema).__name__}")
     found = open_parquet(
@@ -95,6 +100,7 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         schema=schema,
         on_error=on_error,
         cache=None if cache is None else _as_cache(cache),
+        format=format,
     )
     names = pick_columns(found.arrow_schema.names, columns)
     opened = Dataset(found, Selection.all(found.chunk_rows), names)

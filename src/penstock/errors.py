@@ -12,6 +12,7 @@ PenstockError (Exception)
   DatasetNotFound (FileNotFoundError)
     DatasetIncomplete               its writing has begun and not ended; says how to resume or discard it
   DatasetExists (FileExistsError)
+  UnsupportedFormat (ValueError)    a Delta, Iceberg or Hudi table; names the reader to use
   BadFile (OSError)                 a file, row group or page that cannot be read; carries .path .row_group .column
   DecodeError (ValueError)          a cell that cannot be decoded; carries .path .row_group .row .column
   TransformError (RuntimeError)     the user's transform failed or broke its contract
@@ -71,6 +72,10 @@ class DatasetIncomplete(DatasetNotFound):
 
 class DatasetExists(PenstockError, FileExistsError):
     """A dataset is there already and overwriting was not asked for."""
+
+
+class UnsupportedFormat(PenstockError, ValueError):
+    """A table of Delta, Iceberg or Hudi, which read as plain Parquet would give rows that it has deleted."""
 
 
 class BadFile(PenstockError, OSError):

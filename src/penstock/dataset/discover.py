@@ -27,6 +27,7 @@ import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
 
 from penstock.dataset.incomplete import MARKER, refuse_block, refuse_hidden, refuse_marked, refuse_spark
+from penstock.dataset.tables import refuse_above, refuse_listed
 from penstock.errors import DatasetNotFound
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
 from penstock.storage.filesystem import not_found
@@ -76,6 +77,7 @@ class _Finder:
     storage_options: Mapping[str, Any] | None
     filesystem: Any
     as_root: bool
+    format: str | None
     files: list[DataFile] = field(default_factory=list)
     roots: dict[tuple[int, str], Root] = field(default_factory=dict)
     local: LocalFileSystem = field(default_factory=LocalFileSystem)
@@ -97,12 +99,16 @@ class _Finder:
 
     def add_folder(self, fs: FileSystem, path: str) -> None:
         entries = walk(fs, path)
-        if not entries:
+        if all(is_hidden(name) for name, _ in entries):
             refuse_hidden(fs, path)
         side = frozenset(name for name, _ in entries if name in ("_metadata", "_common_metadata"))
         top = path if self.as_root or "_common_metadata" in side else root_folder(path)
         if top != path or any(name == MARKER for name, _ in entries):
             refuse_marked(fs, top)
+        if self.format is None:
+            refuse_listed(fs, path, (name for name, _ in entries))
+            if top != path or posixpath.basename(top) == "data":
+                refuse_above(fs, [top])
         refuse_spark(fs, path, (name for name, _ in entries))
         refuse_block(fs, path, (name for name, _ in entries))
         root = Root(fs, path, side) if top == path else self.root(fs, top)
@@ -122,12 +128,18 @@ class _Finder:
             raise DatasetNotFound(f"nothing matches {pattern!r}; check the pattern, or the folder {base!r}")
         root = self.root(fs, root_folder(base))
         refuse_marked(fs, root.path)
+        if self.format is None:
+            folders = [posixpath.dirname(i.path) if i.type == FileType.File else i.path for i in infos]
+            refuse_above(fs, dict.fromkeys([root.path, *map(root_folder, folders)]))
         for info in infos:
             relative = info.path.removeprefix(root.path).lstrip("/")
             if info.type == FileType.File:
                 self.files.append(DataFile(root, relative, info.size))
             else:
-                below = [(name, size) for name, size in walk(fs, info.path) if not is_hidden(name)]
+                entries = walk(fs, info.path)
+                if self.format is None:
+                    refuse_listed(fs, info.path, (name for name, _ in entries))
+                below = [(name, size) for name, size in entries if not is_hidden(name)]
                 self.files.extend(DataFile(root, f"{relative}/{name}", size) for name, size in below)
 
     def root(self, fs: FileSystem, path: str) -> Root:
@@ -151,17 +163,20 @@ def find_files(
     storage_options: Mapping[str, Any] | None,
     filesystem: Any,
     as_root: bool = False,
+    format: str | None = None,
 ) -> list[DataFile]:
     """Return the data files of all sources, in order; a file named twice comes twice.
 
     Costs one listing for each folder and one look for each file named. With `as_root` every folder is a dataset by
-    itself, also one called `key=value`.
+    itself, also one called `key=value`. With `format="parquet"` tables of other formats are not looked for; files that
+    are named one by one are taken in any case, as the readers of such tables list them.
 
     Raises:
         DatasetNotFound: a source is not there, or holds no Parquet file.
         DatasetIncomplete: a source is being written, or its writer died.
+        UnsupportedFormat: a folder or pattern is part of a Delta, Iceberg or Hudi table, or holds one.
     """
-    finder = _Finder(storage_options, filesystem, as_root)
+    finder = _Finder(storage_options, filesystem, as_root, format)
     if not isinstance(sources, str | os.PathLike | Iterable) or isinstance(sources, bytes):
         raise TypeError(f"a source is a path or URL, or a list of them; got {sources!r}")
     listed = [sources] if isinstance(sources, str | os.PathLike) else list(sources)

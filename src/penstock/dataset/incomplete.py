@@ -22,7 +22,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyarrow.fs import FileSelector, FileType, LocalFileSystem
+from pyarrow.fs import FileSelector, FileType
 
 from penstock.errors import DatasetIncomplete
 from penstock.storage import is_hidden
@@ -142,14 +142,10 @@ def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
     Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last, as does
     `_common_metadata` without Spark. What is there from before is that of an earlier job, and only files that are newer
     belong to one that appends: tasks that outlive a failed job by a moment make an empty `_temporary` again. `names`
-    are those of the files in the folder; local listings do not enter hidden folders, so there it is asked for, which
-    costs one look.
+    are those that `walk` gives for the folder.
     """
     found = list(names)
-    temporary = any(name.startswith("_temporary/") for name in found)
-    if isinstance(fs, LocalFileSystem):
-        temporary = fs.get_file_info(posixpath.join(path, "_temporary")).type == FileType.Directory
-    if not temporary:
+    if not any(name.startswith("_temporary/") for name in found):
         return
     cure = "delete _temporary and what lies beside it"
     ends = {name: _times(fs, path, [name])[0] for name in ("_SUCCESS", "_common_metadata") if name in found}

@@ -202,20 +202,22 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     on_error: str = "raise",
     cache: ChunkCache | None = None,
     as_root: bool = False,
+    format: str | None = None,
 ) -> ParquetSource:
     """Open a dataset: list its files, read its footers, decide its columns.
 
     Costs one listing and one small read for each file, in threads; none where `_metadata` lists them all. `columns`
     (see `pick_columns`) limits what must agree and be supported, not what can be read later: the fingerprint does not
-    depend on it. Row groups are read through `cache`, footers are not. `as_root`: see `find_files`.
+    depend on it. Row groups are read through `cache`, footers are not. `as_root` and `format`: see `find_files`.
 
     Raises:
         DatasetNotFound: nothing there, or no Parquet in it.
+        UnsupportedFormat: a Delta, Iceberg or Hudi table.
         BadFile: a file that cannot be read (with on_error="skip" it is left out and listed).
         SchemaError: files that disagree, or a schema that does not fit them.
         ColumnNotFound: `columns` names one that is not there.
     """
-    files = find_files(sources, storage_options=storage_options, filesystem=filesystem, as_root=as_root)
+    files = find_files(sources, storage_options=storage_options, filesystem=filesystem, as_root=as_root, format=format)
     scan = scan_files(files, on_error=on_error, stored_schemas=schema is None)
     base = _flatten(scan.schemas[0][0], scan.schemas[0][1])
     partitions = find_partitions([file.relative for file in scan.files])

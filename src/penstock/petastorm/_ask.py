@@ -79,6 +79,7 @@ class Asked:
     decode: bool = False
     zmq_copy_buffers: bool = True
     """Only reported by `Reader.diagnostics`."""
+    format: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("seed", "cur_shard", "shard_count"):
@@ -313,7 +314,8 @@ def _check_spec(asked: Asked, view: Unischema, ngram: NGram | None) -> None:
 def _open(asked: Asked, **more: Any) -> penstock.Dataset:
     if asked.cache is not None and not isinstance(asked.cache, NullCache):
         more["cache"] = asked.cache
-    return penstock.open(asked.source, storage_options=asked.storage_options, filesystem=asked.filesystem, **more)
+    more |= {"storage_options": asked.storage_options, "filesystem": asked.filesystem, "format": asked.format}
+    return penstock.open(asked.source, **more)
 
 
 def _raw(ds: penstock.Dataset, asked: Asked, wanted: list[str]) -> penstock.Dataset:

@@ -73,6 +73,7 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
     exact: bool = True,
     memory_bytes: int | None = None,
     lanes: int | None = None,
+    format: str | None = None,
 ) -> Reader:
     """Return a reader of rows: each a named tuple of decoded values, or a dict of them with an `NGram`.
 
@@ -112,6 +113,8 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
         memory_bytes: Budget of this reader; see `Dataset.loader`.
         lanes: With `shuffle_rows`: lanes of the shuffled order, a multiple of `shard_count` where each shard should
             read its own row groups only; None: chosen from the dataset.
+        format: "parquet" reads every Parquet file of a Delta, Iceberg or Hudi table, with rows that the table has
+            deleted; None refuses such tables.
     """
     del convert_early_to_numpy
     _warn_without_effect(
@@ -125,6 +128,7 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
         results_queue_size, _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups, shuffle_row_drop_partitions,
         predicate, rowgroup_selector, num_epochs, cur_shard, shard_count, transform_spec, filters, storage_options,
         filesystem, cache, remainder, exact, memory_bytes, lanes, zmq_copy_buffers=zmq_copy_buffers,
+        format=format,
     ))  # fmt: skip
 
 
@@ -162,6 +166,7 @@ def make_batch_reader(  # noqa: PLR0913, D417 -- Petastorm's signature; most arg
     memory_bytes: int | None = None,
     lanes: int | None = None,
     decode: bool = False,
+    format: str | None = None,
 ) -> Reader:
     """Return a reader of batches: each a named tuple of columns, the rows of one row group.
 
@@ -180,7 +185,7 @@ def make_batch_reader(  # noqa: PLR0913, D417 -- Petastorm's signature; most arg
         normalize_dataset_url_or_urls(dataset_url_or_urls), True, schema_fields, reader_pool_type, workers_count,
         results_queue_size, _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups, shuffle_row_drop_partitions,
         predicate, rowgroup_selector, num_epochs, cur_shard, shard_count, transform_spec, filters, storage_options,
-        filesystem, cache, remainder, exact, memory_bytes, lanes, decode, zmq_copy_buffers,
+        filesystem, cache, remainder, exact, memory_bytes, lanes, decode, zmq_copy_buffers, format,
     ))  # fmt: skip
 
 

@@ -155,8 +155,9 @@ def list_files(fs: FileSystem, path: str) -> list[tuple[str, int | None]]:
 def walk(fs: FileSystem, path: str) -> list[tuple[str, int | None]]:
     """Return (relative path, size) of every file below the folder `path` in UTF-8 byte order.
 
-    Hidden files are told too, what lies in hidden folders is not promised. A dangling link is told with size 0, so
-    that it is met as a bad file and does not vanish.
+    Hidden files are told too. Hidden folders are entered on stores, where one listing gives all; local ones are told
+    by their name with a slash at the end. A dangling link is told with size 0, so that it is met as a bad file and does
+    not vanish.
 
     Raises:
         DatasetNotFound: there is no such folder.
@@ -174,7 +175,9 @@ def _walk_local(root: str, prefix: str) -> Iterator[tuple[str, int | None]]:
     with os.scandir(os.path.join(root, prefix)) as entries:
         for entry in entries:
             if entry.is_dir():
-                if not _is_hidden_name(entry.name, folder=True) and not _leads_back(entry):
+                if _is_hidden_name(entry.name, folder=True):
+                    yield f"{prefix}{entry.name}/", None
+                elif not _leads_back(entry):
                     folders.append(f"{prefix}{entry.name}/")
             else:
                 yield f"{prefix}{entry.name}", _size(entry)

@@ -1,0 +1,85 @@
+"""Recognise tables of other formats, whose folders hold more rows than the table has, and refuse to open them.
+
+Delta, Iceberg and Hudi tables are Parquet files plus a log that says which of them, and which of their rows, belong to
+the table. Read as plain Parquet they give rows that were deleted or replaced. `discover` hands over the names that it
+has listed anyway, and asks for a look at folders above what it listed. Reads no log: only its presence counts.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any
+
+from pyarrow.fs import FileSelector, FileType
+
+from penstock.errors import UnsupportedFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
+
+_TRACES = {
+    "Delta": re.compile(r"(?:(.*)/)?_delta_log/[^/]+\.(?:json|checkpoint\.parquet)"),
+    "Iceberg": re.compile(r"(?:(.*)/)?metadata/[^/]+\.metadata\.json(?:\.gz)?"),
+    # The second file lies in every partition folder, whatever that is called.
+    "Hudi": re.compile(r"(?:(.*)/)?(?:\.hoodie/hoodie\.properties|\.hoodie_partition_metadata)"),
+}
+_LOGS = ("_delta_log", "metadata", ".hoodie", ".hoodie_partition_metadata")
+_HINTS = re.compile(r"_delta_log/|\.metadata\.json|\.hoodie")
+"""Found in every trace: one quick look at each name of a long listing."""
+_CURES = {
+    "Delta": "open the files of its current version by name, penstock.open(sorted(deltalake.DeltaTable({root!r})"
+    ".file_uris())), if it has no deletion vectors",
+    "Iceberg": "load the table from its catalog with pyiceberg and open the files of its current snapshot by name, "
+    "penstock.open(sorted(task.file.file_path for task in table.scan().plan_files())), if no task has delete_files",
+    "Hudi": "write a copy with its own reader, penstock.spark.write(spark.read.format('hudi').load({root!r}), url, "
+    "schema), and open that",
+}
+
+
+def refuse_listed(fs: FileSystem, path: str, names: Iterable[str]) -> None:
+    """Raise UnsupportedFormat if the folder `path` is a table or holds one.
+
+    `names` are relative paths of files; those of hidden local folders, which were not listed, end with a slash. Only
+    such a folder, if it may be a log, costs a listing.
+    """
+    for name in names:
+        if _HINTS.search(name) is None:
+            continue
+        listed = _inside(fs, path, name) if name.endswith("/") else [name]
+        for kind, form in _TRACES.items():
+            found = next((match for match in map(form.fullmatch, listed) if match), None)
+            if found is not None:
+                raise _unsupported(kind, posixpath.join(path, found[1] or "").rstrip("/"), found[0])
+
+
+def refuse_above(fs: FileSystem, folders: Iterable[str]) -> None:
+    """Raise UnsupportedFormat if one of these folders, which were not listed, is a table; costs a look at each.
+
+    Files of an Iceberg table lie in its folder `data`, so that its log is beside a folder of that name.
+    """
+    for folder in folders:
+        for path in (folder, posixpath.dirname(folder)) if posixpath.basename(folder) == "data" else (folder,):
+            names: list[str] = []
+            for name, info in zip(_LOGS, fs.get_file_info([posixpath.join(path, name) for name in _LOGS]), strict=True):
+                if info.type == FileType.Directory:
+                    names += _inside(fs, path, f"{name}/")
+                elif info.type == FileType.File:
+                    names.append(name)
+            refuse_listed(fs, path, names)
+
+
+def _inside(fs: FileSystem, path: str, folder: str) -> list[str]:
+    found = fs.get_file_info(FileSelector(posixpath.join(path, folder.rstrip("/")), allow_not_found=True))
+    return [f"{folder}{info.base_name}" for info in found]
+
+
+def _unsupported(kind: str, root: str, trace: str) -> UnsupportedFormat:
+    return UnsupportedFormat(
+        f"{root} is {'an' if kind == 'Iceberg' else 'a'} {kind} table ({trace} is there): its folder may also hold "
+        f"rows that the table has deleted or replaced. Penstock does not read {kind} tables; "
+        f"{_CURES[kind].format(root=root)}; or open with "
+        'format="parquet" to read every Parquet file that is there'
+    )

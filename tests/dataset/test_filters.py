@@ -176,7 +176,7 @@ class TestSelect:
         source = open_parquet(str(tmp_path), filesystem=fs)
         fs.reads.clear()
         assert chosen(source, [("id", "in", [25, 27])]).total == 2
-        group = source.footer(1).row_group(0)
+        group = source.footer(1).arrow.row_group(0)
         end = group.column(0).data_page_offset + group.column(0).total_compressed_size
         assert fs.reads.paths == {source.path_of(4)}
         assert fs.reads.touched(source.path_of(4), group.column(0).data_page_offset, end)

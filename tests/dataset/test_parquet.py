@@ -176,7 +176,7 @@ class TestReadChunk:
         fs.reads.clear()
         source.read_chunk(0, ["s.a"])
         path = source.path_of(0)
-        group = source.footer(0).row_group(0)
+        group = source.footer(0).arrow.row_group(0)
         for index in range(group.num_columns):
             column = group.column(index)
             start = column.dictionary_page_offset or column.data_page_offset

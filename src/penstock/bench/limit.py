@@ -80,7 +80,7 @@ class Limit:
             return num_rows
         one = source._files[file]
         with one.root.fs.open_input_file(one.path) as stream:
-            reader = pq.ParquetFile(stream, metadata=source.footer(file), pre_buffer=False)
+            reader = pq.ParquetFile(stream, metadata=source.footer(file).arrow, pre_buffer=False)
             table = reader.read_row_group(int(source.chunk_group[chunk]), columns=self._names, use_threads=False)
         for name, (_, work) in self._work.items():
             if work is not None:

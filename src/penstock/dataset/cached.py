@@ -90,10 +90,10 @@ class CachedFiles:
 
     def _wanted(self, group: RowGroup, names: Sequence[str]) -> _Wanted:
         known = self._look(group)
-        columns = group.footer.row_group(group.index)
+        chunks = group.footer.chunks
         wanted = _Wanted([], [])
         for index in _leaves(known.paths, tuple(names)):
-            start, stop = _range_of(columns.column(index))
+            start, stop = chunks.range_of(group.index, index)
             if 0 <= start < stop <= group.size:  # else the footer is damaged, as pyarrow will say
                 place = f"{group.index}:{start}:{stop}:{known.paths[index]}".encode("utf-8", "surrogateescape")
                 wanted.keys.append(hashlib.blake2b(known.digest + place, digest_size=16).hexdigest())
@@ -112,15 +112,12 @@ class CachedFiles:
         size, version = version_of(fs, path)
         if size is not None and size != group.size:
             raise group.changed(size)
-        sink = pa.BufferOutputStream()
-        group.footer.write_metadata_file(sink)
         digest = hashlib.blake2b(digest_size=16)
         place = f"{fs.type_name}://{path}".encode("utf-8", "surrogateescape")
-        for part in (place, str(group.size).encode(), version.encode(), memoryview(sink.getvalue())):
+        for part in (place, str(group.size).encode(), version.encode(), group.footer.raw):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-        schema = group.footer.schema
-        paths = tuple(schema.column(index).path for index in range(len(schema)))
+        paths = tuple(leaf.path for leaf in group.footer.chunks.leaves)
         with self._lock:
             return _Known(digest.digest(), version, self._paths.setdefault(paths, paths))
 
@@ -130,15 +127,6 @@ def _leaves(paths: tuple[str, ...], names: tuple[str, ...]) -> tuple[int, ...]:
     """Return the leaves of these columns: of a struct or list, all that lie below it."""
     prefixes = tuple(f"{name}." for name in names)
     return tuple(index for index, path in enumerate(paths) if f"{path}.".startswith(prefixes))
-
-
-def _range_of(column: Any) -> tuple[int, int]:
-    """Return start and stop of a column chunk, found as pyarrow does."""
-    start = column.data_page_offset
-    dictionary = column.dictionary_page_offset
-    if dictionary is not None and 0 < dictionary < start:
-        start = dictionary
-    return start, start + column.total_compressed_size
 
 
 class _Source:

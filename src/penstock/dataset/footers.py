@@ -1,4 +1,4 @@
-"""Read Parquet footers, keep a few of them, and say what is wrong with a file that has none.
+"""Read Parquet footers, keep a few of them, and explain what is wrong with a file that has none.
 
 `parquet` asks here for the footer of a file, at opening for all of them and later again for reading; a footer costs
 about 1 KB of memory for each column of each row group, so only the last ones used are kept. Reads no data pages.
@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.dataset.column_chunks import ColumnChunks
 from penstock.dataset.discover import MAGIC
+from penstock.dataset.thrift import ThriftError
 from penstock.errors import BadFile
 
 if TYPE_CHECKING:
     from penstock.dataset.discover import DataFile
 
-    Footer = Any  # pyarrow.parquet.FileMetaData: pyarrow ships no types
-
 CACHE_BYTES = 64 << 20
 _LEAST_BYTES = 12
 """Magic, length of the footer, magic: a shorter file is no Parquet."""
+_TAIL_BYTES = 64 << 10
+"""Read at once from the end of a file: most footers are shorter, and a second read is a second round trip."""
+_END_BYTES = 8
+"""Length of the footer and magic, behind it."""
 READ_ERRORS = (
     pa.ArrowInvalid,
     pa.ArrowNotImplementedError,
@@ -36,6 +40,43 @@ READ_ERRORS = (
     EOFError,
 )
 """What a damaged file makes pyarrow raise; running out of memory or Ctrl-C is not among them."""
+
+
+class Footer:
+    """The footer of one file: as pyarrow parses it, for schema and reading, and its column chunks as we read them."""
+
+    __slots__ = ("_chunks", "arrow", "path", "raw")
+
+    def __init__(self, tail: bytes, path: str) -> None:
+        """Parse a footer; `tail` ends with its bytes, their length and the magic.
+
+        Raises:
+            READ_ERRORS: the bytes are no footer.
+        """
+        self.arrow: Any = pq.ParquetFile(pa.BufferReader(tail)).metadata
+        """`pyarrow.parquet.FileMetaData`. Never ask it for a column chunk: a damaged one ends the process."""
+        self.raw = tail[-_END_BYTES - _length(tail) : -_END_BYTES]
+        """The bytes of the footer."""
+        self.path = path
+        self._chunks: ColumnChunks | None = None
+
+    @property
+    def chunks(self) -> ColumnChunks:
+        """What the footer says about its column chunks. Read on first use, which takes a while for large footers.
+
+        Raises:
+            BadFile: the footer is damaged there.
+        """
+        if self._chunks is None:
+            try:
+                self._chunks = ColumnChunks(self.raw)
+            except ThriftError as exc:
+                raise BadFile(
+                    f"{self.path} cannot be read as Parquet: its footer is damaged ({exc}); write it again or delete "
+                    "it, or open with on_error='skip' to leave it out",
+                    path=self.path,
+                ) from exc
+        return self._chunks
 
 
 class FooterCache:
@@ -68,7 +109,7 @@ class FooterCache:
 
 def footer_bytes(footer: Footer) -> int:
     """Estimate the memory that a parsed footer takes."""
-    return 1024 * (1 + int(footer.num_columns) * max(1, int(footer.num_row_groups)))
+    return 1024 * (1 + int(footer.arrow.num_columns) * max(1, int(footer.arrow.num_row_groups))) + len(footer.raw)
 
 
 def read_footer(file: DataFile) -> tuple[Footer, int]:
@@ -81,9 +122,19 @@ def read_footer(file: DataFile) -> tuple[Footer, int]:
         raise bad_file(file, None)
     try:
         with file.root.fs.open_input_file(file.path) as stream:
-            return pq.ParquetFile(stream).metadata, int(stream.size())
+            size = int(stream.size())
+            tail = stream.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+            whole = min(size, _length(tail) + _END_BYTES)
+            if whole > len(tail):
+                tail = stream.read_at(whole, size - whole)
+        return Footer(tail, file.path), size
     except READ_ERRORS as exc:
         raise bad_file(file, exc) from exc
+
+
+def _length(tail: bytes) -> int:
+    """Return the bytes of the footer in front of length and magic."""
+    return int.from_bytes(tail[-_END_BYTES:-4], "little")
 
 
 def bad_file(file: DataFile, cause: Exception | None) -> BadFile:

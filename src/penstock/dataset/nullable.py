@@ -6,14 +6,14 @@ the same files; where it is not known, a column counts as one that holds nulls.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.dataset.prune import leaf_indices
 from penstock.errors import BadFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from penstock.dataset.column_chunks import ColumnChunks
     from penstock.dataset.parquet import ParquetSource
 
 _MOST_FILES = 256
@@ -33,26 +33,23 @@ def may_be_null(source: ParquetSource, names: Iterable[str]) -> frozenset[str]:
         if not left:
             break
         try:
-            now = _with_nulls(source.footer(file), left)
+            now = _with_nulls(source.footer(file).chunks, left)
         except BadFile:
             return frozenset(found | left)
         found, left = found | now, left - now
     return frozenset(found)
 
 
-def _with_nulls(footer: Any, names: set[str]) -> set[str]:
-    """Return the columns that hold nulls in a file, or of which it does not tell."""
-    leaves, groups = leaf_indices(footer), range(footer.num_row_groups)
-    paths = [footer.schema.column(index).path for index in range(len(footer.schema))]
+def _with_nulls(chunks: ColumnChunks, names: set[str]) -> set[str]:
+    """Return the columns that hold nulls in a file, or whose footer does not say."""
 
     def has_nulls(name: str) -> bool:
-        index = leaves.get(name)
-        if index is None:  # a list: its values, of which an empty list counts as a null one
-            below = [number for number, path in enumerate(paths) if path.startswith(f"{name}.")]
+        leaf = chunks.flat.get(name)
+        if leaf is None:  # a list: its values, of which an empty list counts as a null one
+            below = chunks.below(name)
             if len(below) != 1:
                 return True
-            index = below[0]
-        told = (footer.row_group(group).column(index).statistics for group in groups)
-        return any(one is None or not one.has_null_count or one.null_count > 0 for one in told)
+            leaf = below[0]
+        return bool((chunks.null_count[:, leaf] != 0).any())
 
     return {name for name in names if has_nulls(name)}

@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.cached import CachedFiles
+    from penstock.dataset.footers import Footer
     from penstock.schema.unischema import Unischema
     from penstock.storage.cache import ChunkCache
-
-    Footer = Any
 
 
 class ParquetSource:
@@ -165,6 +164,22 @@ class ParquetSource:
             self._footers.put(file, footer)
         return footer
 
+    def statistics(self, chunk: int, name: str) -> tuple[int, tuple[pa.Scalar, pa.Scalar] | None]:
+        """Return the nulls of a column in a chunk, and its least and greatest value, as the footer tells them.
+
+        -1 and None where it does not: for partition columns, lists, types without an order, footers that are damaged.
+        See `ColumnChunks.bounds` for what the values promise. Reads the footer if it is not kept, never data.
+        """
+        try:
+            chunks = self.footer(int(self.chunk_file[chunk])).chunks
+        except BadFile:  # raised when the chunk is read
+            return -1, None
+        leaf = chunks.flat.get(name)
+        if leaf is None:
+            return -1, None
+        group = int(self.chunk_group[chunk])
+        return int(chunks.null_count[group, leaf]), chunks.bounds(group, leaf, self._fields[name].type)
+
     def row_bytes(self) -> float:
         """Return the bytes of one row of all columns in memory, as Arrow; the same on every rank. Computed once."""
         return self.column_bytes(self._fields)
@@ -279,7 +294,7 @@ def _schema_beside(root: Root, names: Iterable[str]) -> tuple[Unischema | None, 
             footer, _ = read_footer(file)
         except BadFile as exc:
             raise MetadataError(f"{exc}; it only holds the schema: delete it, or pass schema=") from exc
-        found = find_schema(footer.metadata, path=file.path)
+        found = find_schema(footer.arrow.metadata, path=file.path)
         if found is not None:
             return found, file.path
     return None, ""

@@ -20,8 +20,7 @@ from penstock.dataset.predicates import PredicateBase, in_negate, in_reduce, in_
 from penstock.dataset.predicates_keys import key_of
 from penstock.dataset.predicates_mask import mask_of
 from penstock.dataset.predicates_view import ChunkView
-from penstock.dataset.prune import bounds_of, has_statistics, leaf_indices
-from penstock.errors import BadFile
+from penstock.dataset.prune import has_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -121,9 +120,12 @@ def _by_statistics(source: ParquetSource, predicate: in_set, chunks: NDArray[np.
     if not has_statistics(stored, "") or not _as_stored(source.unischema.fields[name], stored.type):
         return found
     for place, chunk in enumerate(chunks.tolist()):
-        column = _column_of(source, chunk, name)
-        if column is not None:
-            found.may_pass[place], found.may_fail[place] = _judged(predicate, column, stored.type)
+        nulls, bounds = source.statistics(chunk, name)
+        if nulls == source.chunk_rows[chunk]:
+            has_null = predicate._inclusion_values.has_null
+            found.may_pass[place], found.may_fail[place] = has_null, not has_null
+        elif bounds is not None:
+            found.may_pass[place], found.may_fail[place] = _judged(predicate, nulls, bounds, stored.type)
     return found
 
 
@@ -143,27 +145,9 @@ def _as_stored(field: UnischemaField, stored: pa.DataType) -> bool:
     return wanted.kind in same.get(natural.dtype.kind, "")
 
 
-def _column_of(source: ParquetSource, chunk: int, name: str) -> Any | None:
-    """Return what the footer says of a column of a chunk; None where it is silent or cannot be read."""
-    try:
-        footer = source.footer(int(source.chunk_file[chunk]))
-    except BadFile:
-        return None  # to be met when the chunk is read
-    leaf = leaf_indices(footer).get(name)
-    return None if leaf is None else footer.row_group(int(source.chunk_group[chunk])).column(leaf)
-
-
-def _judged(predicate: in_set, column: Any, kind: pa.DataType) -> tuple[bool, bool]:
+def _judged(predicate: in_set, nulls: int, bounds: tuple[pa.Scalar, pa.Scalar], kind: pa.DataType) -> tuple[bool, bool]:
     """Return whether rows of a column chunk may pass, and whether some may fail."""
-    statistics, keys = column.statistics, predicate._inclusion_values
-    if statistics is None:
-        return True, True
-    nulls = statistics.null_count if statistics.has_null_count else None
-    if nulls == column.num_values:
-        return keys.has_null, not keys.has_null
-    bounds = bounds_of(statistics, kind) if statistics.has_min_max else None
-    if bounds is None:
-        return True, True
+    keys = predicate._inclusion_values
     least, most = (_key(bound, kind) for bound in bounds)
     may_pass = keys.any_between(least, most) or (keys.has_null and nulls != 0)
     # Writers leave NaN out of the bounds, so floats between equal bounds need not be equal.

@@ -8,16 +8,12 @@ statistics are missing, of an uncertain kind, or silent about NaN, they are not 
 from __future__ import annotations
 
 import re
-from datetime import date, datetime
-from decimal import Decimal
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-
-from penstock.errors import BadFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,61 +99,13 @@ def has_statistics(field: pa.Field, expression: Expression) -> bool:
 
 
 def _statistics_facts(source: ParquetSource, chunk: int, fields: Sequence[pa.Field]) -> Iterator[Expression]:
-    try:
-        footer = source.footer(int(source.chunk_file[chunk]))
-    except BadFile:
-        return  # to be met when the chunk is read
-    group = footer.row_group(int(source.chunk_group[chunk]))
-    indices = leaf_indices(footer)
-    for field in fields:
-        if field.name in indices:
-            yield from _column_facts(field, group.column(indices[field.name]), group.num_rows)
-
-
-def leaf_indices(footer: Any) -> dict[str, int]:
-    """Return where each column that is no list stands, by path."""
-    schema = footer.schema
-    columns = map(schema.column, range(len(schema)))
-    return {column.path: index for index, column in enumerate(columns) if column.max_repetition_level == 0}
-
-
-def _column_facts(field: pa.Field, column: Any, num_rows: int) -> Iterator[Expression]:
     import pyarrow.compute as pc
 
-    statistics = column.statistics
-    if statistics is None:
-        return
-    nulls = statistics.null_count if statistics.has_null_count else None
-    here = pc.field(field.name)
-    if nulls == num_rows:
-        yield here.is_null()
-        return
-    bounds = bounds_of(statistics, field.type) if statistics.has_min_max else None
-    if bounds is None:
-        return
-    between = (here >= bounds[0]) & (here <= bounds[1])
-    yield between if nulls == 0 else between | here.is_null()
-
-
-def _python_type(kind: pa.DataType) -> type:
-    if pa.types.is_decimal(kind):
-        return Decimal
-    if pa.types.is_timestamp(kind):
-        return datetime
-    if pa.types.is_date(kind):
-        return date
-    if pa.types.is_floating(kind):
-        return float
-    return str if pa.types.is_string(kind) or pa.types.is_large_string(kind) else int
-
-
-def bounds_of(statistics: Any, kind: pa.DataType) -> tuple[pa.Scalar, pa.Scalar] | None:
-    """Return minimum and maximum as the column's type, None where they are of no use."""
-    try:
-        least, most = statistics.min, statistics.max
-        # A raw number in place of a decimal or a date would be taken in the wrong unit. NaN is not <= anything.
-        if not isinstance(least, _python_type(kind)) or not least <= most:
-            return None
-        return pa.scalar(least, kind), pa.scalar(most, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError, OverflowError):
-        return None
+    for field in fields:
+        nulls, bounds = source.statistics(chunk, field.name)
+        here = pc.field(field.name)
+        if nulls == source.chunk_rows[chunk]:
+            yield here.is_null()
+        elif bounds is not None:
+            between = (here >= bounds[0]) & (here <= bounds[1])
+            yield between if nulls == 0 else between | here.is_null()

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.dataset.cached import CachedFiles
     from penstock.dataset.discover import DataFile
-
-    Footer = Any
+    from penstock.dataset.footers import Footer
 
 _REOPEN = "open the dataset again"
 
@@ -92,7 +91,7 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
 
 def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
     with group.open() if group.cached is None else group.cached.open(group, names) as stream:
-        reader = pq.ParquetFile(stream, metadata=group.footer, pre_buffer=False)
+        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False)
         table = reader.read_row_group(group.index, columns=list(names), use_threads=False)
     if any("." in name for name in names):
         table = flatten_structs(table)

@@ -21,9 +21,8 @@ from penstock.schema.stored import SCHEMA_KEY, find_schema
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from penstock.dataset.footers import Footer
     from penstock.schema.unischema import Unischema
-
-    Footer = Any
 
 SUMMARY = "_metadata"
 _SAMPLES = 4
@@ -51,14 +50,15 @@ class Scan:
 
 
 class _Scanner:
-    def __init__(self, files: list[DataFile], *, stored_schemas: bool) -> None:
+    def __init__(self, files: list[DataFile], *, stored_schemas: bool, thorough: bool) -> None:
         self.files = files
         self.stored_schemas = stored_schemas
+        self.thorough = thorough
         self.rows: dict[int, Sequence[int]] = {}
         self.sizes: dict[int, int] = {}
         self.bad: dict[int, PenstockError] = {}
         self.cache = FooterCache()
-        self.base: Footer = None
+        self.base: Footer | None = None
         self.base_arrow_part: bytes | None = None
         self.schemas: list[tuple[pa.Schema, int]] = []
         self.stored: dict[bytes, tuple[Unischema, int]] = {}
@@ -71,6 +71,8 @@ class _Scanner:
     def read(self, index: int) -> None:
         try:
             footer, size = read_footer(self.files[index])
+            if self.thorough:
+                footer.chunks  # noqa: B018 - raises where it is damaged
             self.compare(index, footer)
             self.note(index, rows_of(footer), size)
         except (BadFile, MetadataError, CodecError) as exc:
@@ -96,15 +98,16 @@ class _Scanner:
 
     def compare(self, index: int, footer: Footer) -> None:
         """Note the schema if it is a new one. Almost always it equals the first one, which takes 2 microseconds."""
-        metadata = footer.metadata or {}
+        arrow = footer.arrow
+        metadata = arrow.metadata or {}
         stored = metadata.get(SCHEMA_KEY)
         if stored is not None and self.stored_schemas:
             self.note_stored(index, stored)
         # The Arrow schema beside Parquet's tells types that Parquet does not have, such as durations and time zones.
         arrow_part = metadata.get(b"ARROW:schema")
-        if self.base is not None and arrow_part == self.base_arrow_part and self.base.schema.equals(footer.schema):
+        if self.base is not None and arrow_part == self.base_arrow_part and self.base.arrow.schema.equals(arrow.schema):
             return
-        schema = footer.schema.to_arrow_schema().remove_metadata()
+        schema = arrow.schema.to_arrow_schema().remove_metadata()
         if self.base is None:
             self.base, self.base_arrow_part = footer, arrow_part
         with self._lock:
@@ -121,7 +124,8 @@ def rows_of(footer: Footer) -> Sequence[int]:
     Raises:
         ArrowInvalid: there are less than none.
     """
-    rows = tuple([footer.row_group(i).num_rows for i in range(footer.num_row_groups)])
+    arrow = footer.arrow
+    rows = tuple([arrow.row_group(i).num_rows for i in range(arrow.num_row_groups)])
     if rows and min(rows) < 0:
         raise pa.ArrowInvalid(f"a row group of {min(rows)} rows")
     return rows
@@ -137,7 +141,7 @@ def scan_files(files: list[DataFile], *, on_error: str, stored_schemas: bool) ->
         BadFile: a file cannot be read, the first one in order; under "skip" only if that leaves none.
         MetadataError, CodecError: likewise for the schema that a file stores.
     """
-    scanner = _Scanner(files, stored_schemas=stored_schemas)
+    scanner = _Scanner(files, stored_schemas=stored_schemas, thorough=on_error == "skip")
     first = _read_first(scanner, skip=on_error == "skip")
     rest = range(first + 1, len(files))
     if on_error == "skip" or not _use_summaries(scanner):
@@ -184,7 +188,7 @@ def _collect(scanner: _Scanner) -> Scan:
         sizes=[scanner.sizes[index] for index in good],
         rows=[scanner.rows[index] for index in good],
         schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=_second)],
-        metadata=scanner.base.metadata or {},
+        metadata=(scanner.base and scanner.base.arrow.metadata) or {},
         stored=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.stored.values(), key=_second)],
         skipped=[(scanner.files[index].path, str(scanner.bad[index])) for index in sorted(scanner.bad)],
         footers=cache,
@@ -214,26 +218,22 @@ def _read_summary(scanner: _Scanner, root: Root) -> dict[str, tuple[Sequence[int
     """Return for each file that `_metadata` lists the rows of its row groups and the least size it must have."""
     try:
         footer, _ = read_footer(DataFile(root, SUMMARY, None))
+        chunks = footer.chunks
     except BadFile:
         return {}
-    if not _equal_types(footer, scanner.base):
+    if scanner.base is None or not _equal_types(footer.arrow, scanner.base.arrow):
         return {}
     rows: dict[str, list[int]] = {}
     ends: dict[str, int] = {}
-    for group in map(footer.row_group, range(footer.num_row_groups)):
-        path = group.column(0).file_path if group.num_columns else ""
-        rows.setdefault(path, []).append(group.num_rows)
-        ends[path] = max(ends.get(path, 0), _end_of(group.column(group.num_columns - 1)) if path else 0)
-    return {path: (tuple(rows[path]), ends[path]) for path in rows}
+    for group, (path, num_rows) in enumerate(zip(chunks.file_paths, rows_of(footer), strict=True)):
+        rows.setdefault(path, []).append(num_rows)
+        if chunks.leaves:
+            ends[path] = max(ends.get(path, 0), chunks.range_of(group, len(chunks.leaves) - 1)[1])
+    return {path: (tuple(rows[path]), ends.get(path, 0)) for path in rows}
 
 
-def _equal_types(a: Footer, b: Footer) -> bool:
+def _equal_types(a: Any, b: Any) -> bool:
     return bool(a.schema.to_arrow_schema().equals(b.schema.to_arrow_schema(), check_metadata=False))
-
-
-def _end_of(column: Any) -> int:
-    starts = [offset for offset in (column.dictionary_page_offset, column.data_page_offset) if offset]
-    return int(min(starts, default=0) + column.total_compressed_size)
 
 
 def _samples_agree(files: Sequence[DataFile], rows: Mapping[int, Sequence[int]]) -> bool:

@@ -17,7 +17,6 @@ from penstock.dataset.footers import READ_ERRORS
 if TYPE_CHECKING:
     from penstock.dataset.read import RowGroup
 
-_PLAIN = frozenset({"PLAIN", "RLE", "BIT_PACKED", "BYTE_STREAM_SPLIT"})
 _VALIDITY = 1 / 8
 _WHOLE_BYTES = 16 << 20
 """Columns up to this size are measured whole."""
@@ -56,9 +55,10 @@ def variable_bytes(group: RowGroup, name: str) -> float:
     Raises:
         BadFile: the bytes of the column cannot be had.
     """
-    leaves = _leaves(group, name)
-    footer = float(sum(leaf.total_uncompressed_size for leaf in leaves)) / group.num_rows
-    if all(_PLAIN.issuperset(leaf.encodings) for leaf in leaves):
+    chunks = group.footer.chunks
+    leaves = chunks.below(name)
+    footer = float(chunks.uncompressed_bytes[group.index, leaves].sum()) / group.num_rows
+    if chunks.spelled_out[group.index, leaves].all():
         return footer + _VALIDITY
     try:
         return _weigh(group, name, footer)
@@ -76,31 +76,23 @@ def _weigh(group: RowGroup, name: str, footer: float) -> float:
     return max(footer, _measure(group, name, _SAMPLE_ROWS))
 
 
-def _check_store(group: RowGroup, leaves: list[Any]) -> None:
+def _check_store(group: RowGroup, leaves: list[int]) -> None:
     """Read the column as plain bytes, which works for damaged ones as well."""
     try:
         with group.file.root.fs.open_input_file(group.file.path) as stream:
-            for leaf in leaves:
-                first = min(leaf.data_page_offset, leaf.dictionary_page_offset or leaf.data_page_offset)
-                stream.seek(max(0, first))
-                stream.read(max(0, min(leaf.total_compressed_size, group.size)))
+            for start, stop in (group.footer.chunks.range_of(group.index, leaf) for leaf in leaves):
+                stream.seek(min(max(0, start), group.size))
+                stream.read(min(max(0, stop - start), group.size))
     except FileNotFoundError:  # gone for every rank
         return
     except READ_ERRORS as exc:
         raise group.bad(f"cannot be read ({exc})", "the store fails: try again") from exc
 
 
-def _leaves(group: RowGroup, name: str) -> list[Any]:
-    schema = group.footer.schema
-    paths = [schema.column(index).path for index in range(len(schema))]
-    columns = group.footer.row_group(group.index)
-    return [columns.column(index) for index, path in enumerate(paths) if f"{path}.".startswith(f"{name}.")]
-
-
 def _measure(group: RowGroup, name: str, num_rows: int) -> float:
     with _open(group, name, num_rows) as stream:
         # Through a buffer, so that the first rows do not cost the whole column.
-        reader = pq.ParquetFile(stream, metadata=group.footer, pre_buffer=False, buffer_size=1 << 20)
+        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, buffer_size=1 << 20)
         batches = reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
         batch = next(batches)
         del batches

@@ -55,7 +55,7 @@ def store_schema(source: ParquetSource, schema: Unischema, *, summary: bool) -> 
         MetadataError: The files have columns that one `_metadata` cannot hold together.
     """
     first = source._files[0]
-    groups = {path: int(source.footer(file).num_row_groups) for file, path in enumerate(source.files)}
+    groups = {path: int(source.footer(file).arrow.num_row_groups) for file, path in enumerate(source.files)}
     pairs = metadata_pairs(schema, groups)
     try:
         load_indexes(source)
@@ -81,7 +81,7 @@ def _write_summary(source: ParquetSource) -> None:
     """Put the footers of all files into one, which changes them."""
     whole: Any = None
     for file, path in enumerate(source.files):
-        footer = source.footer(file)
+        footer = source.footer(file).arrow
         footer.set_file_path(path)
         try:
             whole = footer if whole is None else _appended(whole, footer)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, read_common_metadata
 from penstock.dataset.discover import find_files, threads_for
 from penstock.dataset.footers import READ_ERRORS, read_footer
+from penstock.dataset.scan import rows_of
 from penstock.errors import BadFile
 from penstock.progress import progress
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.discover import DataFile
-
-    Footer = Any
+    from penstock.dataset.footers import Footer
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesys
 def _look(file: DataFile) -> FileFacts | tuple[str, str]:
     try:
         footer, size = read_footer(file)
-        schema = footer.schema.to_arrow_schema()
+        schema = footer.arrow.schema.to_arrow_schema()
         return FileFacts(
             path=file.relative,
             size=size,
-            rows=tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups)),
+            rows=tuple(rows_of(footer)),
             schema=schema.remove_metadata(),
-            stored=bool({SCHEMA_KEY, PETASTORM_SCHEMA_KEY} & set(footer.metadata or {})),
+            stored=bool({SCHEMA_KEY, PETASTORM_SCHEMA_KEY} & set(footer.arrow.metadata or {})),
             no_statistics=_no_statistics(footer, schema),
         )
     except (BadFile, *READ_ERRORS) as error:
@@ -143,25 +143,17 @@ def _look(file: DataFile) -> FileFacts | tuple[str, str]:
 
 def _no_statistics(footer: Footer, schema: pa.Schema) -> dict[str, tuple[int, int]]:
     plain = {field.name for field in schema if is_plain(field.type)}
-    columns = [footer.schema.column(index).path for index in range(len(footer.schema))]
+    chunks = footer.chunks
     found: dict[str, tuple[int, int]] = {}
-    for group in map(footer.row_group, range(footer.num_row_groups)):
-        for index, name in enumerate(columns):
-            if name in plain and _lacks_statistics(group.column(index)):
-                groups, size = found.get(name, (0, 0))
-                found[name] = groups + 1, size + int(group.column(index).total_compressed_size)
+    for name in sorted(plain & chunks.flat.keys()):
+        leaf = chunks.flat[name]
+        nulls, num_values = chunks.null_count[:, leaf], chunks.num_values[:, leaf]
+        # Nothing but nulls, or NaN, has no least value: there is nothing to say, and no writer says more.
+        silent = (nulls >= 0) & ((nulls == num_values) | pa.types.is_floating(schema.field(name).type))
+        lacking = [group for group in np.flatnonzero(~silent).tolist() if not chunks.has_bounds(group, leaf)]
+        if lacking:
+            found[name] = len(lacking), int(chunks.compressed_bytes[lacking, leaf].sum())
     return found
-
-
-def _lacks_statistics(column: Any) -> bool:
-    statistics = column.statistics
-    if statistics is None:
-        return True
-    if statistics.has_min_max:
-        return False
-    # Nothing but nulls, or NaN, has no least value: there is nothing to say, and no writer says more.
-    is_float = column.physical_type in ("FLOAT", "DOUBLE")
-    return not (statistics.has_null_count and (is_float or statistics.null_count == column.num_values))
 
 
 def is_plain(kind: pa.DataType) -> bool:
@@ -199,9 +191,10 @@ def _summary_rows(first: DataFile) -> dict[str, list[int]]:
 
     try:
         footer, _ = read_footer(DataFile(first.root, SUMMARY_METADATA, None))
+        paths = footer.chunks.file_paths
     except BadFile:
         return {}
     rows: dict[str, list[int]] = {}
-    for group in map(footer.row_group, range(footer.num_row_groups)):
-        rows.setdefault(group.column(0).file_path if group.num_columns else "", []).append(group.num_rows)
+    for path, num_rows in zip(paths, rows_of(footer), strict=True):
+        rows.setdefault(path, []).append(num_rows)
     return rows

@@ -44,7 +44,7 @@ class StoredRows:
         """Filesystem and path of every file, also of those that cannot be read."""
         self.common = {} if self._files[0].root.names is None else read_common_metadata(self._files[0].root)
         self.partitions = tuple(self.source.partitions)
-        stored = {**(self.source.footer(0).metadata or {}), **self.common}
+        stored = {**(self.source.footer(0).arrow.metadata or {}), **self.common}
         self.unischema: Unischema | None = None
         """The schema that is stored with the dataset, which names fields of structs by path; None for plain Parquet."""
         if stored.keys() & {SCHEMA_KEY, PETASTORM_SCHEMA_KEY}:
@@ -64,7 +64,7 @@ class StoredRows:
     def _schema(self) -> pa.Schema:
         merged: pa.Schema | None = None
         for file in range(len(self._files)):
-            found = self.source.footer(file).schema.to_arrow_schema().remove_metadata()
+            found = self.source.footer(file).arrow.schema.to_arrow_schema().remove_metadata()
             if merged is None:
                 merged = found
             elif not merged.equals(found):
@@ -94,7 +94,7 @@ class StoredRows:
         constants = {name: self.source.partition_scalar(name, file) for name in self.partitions}
         try:
             with group.open() as stream:
-                reader = pq.ParquetFile(stream, metadata=footer, pre_buffer=False, buffer_size=_STREAM_BYTES)
+                reader = pq.ParquetFile(stream, metadata=footer.arrow, pre_buffer=False, buffer_size=_STREAM_BYTES)
                 for batch in reader.iter_batches(batch_rows):
                     yield self._conform(batch, constants)
         except READ_ERRORS as error:

@@ -100,7 +100,7 @@ def _first_rows(source: ParquetSource, chunk: int) -> pa.RecordBatch:
     group = source._row_group(chunk)
     scalars = {name: source.partition_scalar(name, int(source.chunk_file[chunk])) for name in source.partitions}
     with group.open() as stream:  # through a buffer, so that the first rows do not cost the whole row group
-        reader = pq.ParquetFile(stream, metadata=group.footer, pre_buffer=False, buffer_size=1 << 20)
+        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, buffer_size=1 << 20)
         batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False))
     columns = [column.cast(decoded(column.type)) for column in batch.columns]
     columns += [pa.repeat(scalar, batch.num_rows).cast(decoded(scalar.type)) for scalar in scalars.values()]

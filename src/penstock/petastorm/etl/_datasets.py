@@ -79,7 +79,7 @@ def stored_schema(files: list[DataFile]) -> Unischema | None:
     root = files[0].root
     beside = [DataFile(root, name, None) for name in (COMMON_METADATA, SUMMARY_METADATA)]
     for file in [*(file for file in beside if root.fs.get_file_info(file.path).is_file), files[0]]:
-        found = find_schema(read_footer(file)[0].metadata, path=file.path)
+        found = find_schema(read_footer(file)[0].arrow.metadata, path=file.path)
         if found is not None:
             return found
     return None

@@ -1,0 +1,352 @@
+"""What a footer says about its column chunks: where they lie, how large they are, their statistics; as arrays.
+
+Everything that asks about column chunks asks here (sizes, pruning, nulls, the chunk cache, the doctor, the digest of a
+dataset's content). The answers come from our own reader of the footer's bytes: pyarrow declares
+`RowGroupMetaData.column()` so that a C++ exception ends the process, and one flipped bit in a footer is enough for one.
+Reads no files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.dataset.thrift import (
+    LIST,
+    STRUCT,
+    Struct,
+    ThriftError,
+    read_field,
+    read_list_header,
+    read_struct,
+    read_value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+# Field numbers of parquet.thrift.
+_SCHEMA, _ROW_GROUPS, _COLUMN_ORDERS = 2, 4, 7
+_ELEMENT_TYPE, _ELEMENT_LENGTH, _ELEMENT_REPETITION, _ELEMENT_NAME, _ELEMENT_CHILDREN = 1, 2, 3, 4, 5
+_ELEMENT_CONVERTED, _ELEMENT_SCALE, _ELEMENT_LOGICAL = 6, 7, 10
+_LOGICAL_TIMESTAMP, _LOGICAL_INTEGER, _TIMESTAMP_UNIT, _INTEGER_SIGNED = 8, 10, 2, 2
+_GROUP_COLUMNS = 1
+_CHUNK_FILE, _CHUNK_META, _CHUNK_ENCRYPTED = 1, 3, (8, 9)
+_META_TYPE, _META_ENCODINGS, _META_VALUES, _META_UNCOMPRESSED, _META_COMPRESSED = 1, 2, 5, 6, 7
+_META_DATA_PAGE, _META_DICTIONARY_PAGE, _META_STATISTICS, _META_SIZES = 9, 11, 12, 16
+_STAT_MAX_OLD, _STAT_MIN_OLD, _STAT_NULLS, _STAT_MAX, _STAT_MIN = 1, 2, 3, 5, 6
+_SIZES_UNENCODED = 1
+
+_BOOLEAN, _INT32, _INT64, _INT96, _FLOAT, _DOUBLE, _BYTE_ARRAY, _FIXED_BYTES = range(8)
+_WIDTHS = {_BOOLEAN: 1, _INT32: 4, _INT64: 8, _INT96: 12, _FLOAT: 4, _DOUBLE: 8, _BYTE_ARRAY: None}
+_REPEATED = 2
+_UNSIGNED = frozenset({11, 12, 13, 14})
+"""Converted types UINT_8 to UINT_64."""
+_TIMESTAMPS = {9: 1, 10: 2}
+"""Converted types of timestamps: unit as in logical types."""
+_SECOND = {1: 10**3, 2: 10**6, 3: 10**9, "s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""Units in a second, by the unit's number in logical types, and by Arrow's name for it."""
+_SPELLED_OUT = frozenset({0, 3, 4, 9})
+"""PLAIN, RLE, BIT_PACKED and BYTE_STREAM_SPLIT: neither dictionaries nor differences."""
+_FIGURES = 8
+_UNKNOWN = (-1, -1, -1, -1, -1, -1, -1, 0)
+
+Bounds = tuple[bytes | None, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One column as it is stored: a column of numbers or text, or the innermost part of a struct or list."""
+
+    path: str
+    """Names from the outermost column inwards, with dots between."""
+    element: Struct
+    """Its schema element, by field number."""
+    repeated: bool
+    """Whether it is inside a list or map, so that a row has any number of values."""
+    ordered: bool = False
+    """Whether the footer promises that least and greatest values follow the order of the logical type."""
+
+    @property
+    def physical(self) -> int:
+        """Number of the physical type."""
+        return int(self.element[_ELEMENT_TYPE])
+
+    @property
+    def width(self) -> int | None:
+        """Bytes of a value; None if they vary."""
+        return int(self.element[_ELEMENT_LENGTH]) if self.physical == _FIXED_BYTES else _WIDTHS[self.physical]
+
+
+class ColumnChunks:
+    """The column chunks of one footer, as arrays of one row for each row group and one column for each leaf.
+
+    Counts and offsets that the footer does not have are -1.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        """Read a footer. Costs about 15 microseconds for each column chunk.
+
+        Raises:
+            ThriftError: the bytes are damaged, or contradict their own schema.
+        """
+        self.leaves: list[Leaf] = []
+        self.file_paths: list[str] = []
+        """File of each row group, relative to the dataset; "" where it is the footer's own file."""
+        self.digests: list[bytes] = []
+        """16 bytes for each row group over offsets, sizes and statistics: see `_digest`."""
+        self._bounds: list[list[Bounds]] = []
+        figures = self._read(raw)
+        self.num_values: Integers = figures[:, :, 0]
+        self.uncompressed_bytes: Integers = figures[:, :, 1]
+        self.compressed_bytes: Integers = figures[:, :, 2]
+        self.data_page_offset: Integers = figures[:, :, 3]
+        self.dictionary_page_offset: Integers = figures[:, :, 4]
+        self.null_count: Integers = figures[:, :, 5]
+        self.unencoded_bytes: Integers = figures[:, :, 6]
+        """Bytes of all values of a column of binary or text, without lengths; from newer writers only."""
+        self.spelled_out: NDArray[np.bool_] = figures[:, :, 7] == 1
+        """Whether every value is stored with all its bytes, so that `uncompressed_bytes` tells their size."""
+        self.flat = {leaf.path: index for index, leaf in enumerate(self.leaves) if not leaf.repeated}
+        """Number of each leaf that is not inside a list, by path."""
+
+    def _read(self, raw: bytes) -> Integers:
+        position = number = 0
+        figures = np.empty((0, 0, _FIGURES), np.int64)
+        try:
+            while True:
+                number, kind, position = read_field(raw, position, number)
+                if not kind:
+                    return figures
+                if number == _ROW_GROUPS and kind == LIST:
+                    figures, position = self._read_groups(raw, position)
+                    continue
+                value, position = read_value(raw, position, kind)
+                if number == _SCHEMA:
+                    self.leaves = _leaves(value)
+                elif number == _COLUMN_ORDERS and isinstance(value, list) and len(value) == len(self.leaves):
+                    ordered = [isinstance(order, dict) and 1 in order for order in value]
+                    self.leaves = [replace(leaf, ordered=one) for leaf, one in zip(self.leaves, ordered, strict=True)]
+        except IndexError:
+            raise ThriftError(f"the bytes end early, at byte {len(raw)}") from None
+        except TypeError as exc:  # a struct or list where a number is wanted
+            raise ThriftError("a field has another type than it should") from exc
+
+    def _read_groups(self, raw: bytes, position: int) -> tuple[Integers, int]:
+        length, kind, position = read_list_header(raw, position)
+        if length and kind != STRUCT:
+            raise ThriftError("the list of row groups holds something else")
+        kinds = [(leaf.physical, leaf.width) for leaf in self.leaves]
+        figures = np.empty((length, len(kinds), _FIGURES), np.int64)
+        for index in range(length):
+            group, position = read_struct(raw, position)
+            chunks = group.get(_GROUP_COLUMNS)
+            if not isinstance(chunks, list) or not all(isinstance(chunk, dict) for chunk in chunks):
+                raise ThriftError(f"row group {index} has no list of column chunks")
+            if len(chunks) != len(kinds):
+                raise ThriftError(f"row group {index} has {len(chunks)} column chunks, the schema {len(kinds)} columns")
+            bounds: list[Bounds] = []
+            if chunks:
+                figures[index] = [_read_chunk(*both, bounds) for both in zip(chunks, kinds, strict=True)]
+            path = chunks[0].get(_CHUNK_FILE, b"") if chunks else b""
+            if not isinstance(path, bytes):
+                raise ThriftError(f"row group {index} names a file that is not text")
+            self.file_paths.append(path.decode("utf-8", "surrogateescape"))
+            self.digests.append(_digest(figures[index], bounds))
+            self._bounds.append(bounds)
+        return figures, position
+
+    def below(self, name: str) -> list[int]:
+        """Return the leaves of a column: of a struct or list, all that lie below it."""
+        return [index for index, leaf in enumerate(self.leaves) if f"{leaf.path}.".startswith(f"{name}.")]
+
+    def range_of(self, group: int, leaf: int) -> tuple[int, int]:
+        """Return start and stop of a column chunk in its file, found as pyarrow does."""
+        start, dictionary = int(self.data_page_offset[group, leaf]), int(self.dictionary_page_offset[group, leaf])
+        if 0 < dictionary < start:
+            start = dictionary
+        return start, start + int(self.compressed_bytes[group, leaf])
+
+    def has_bounds(self, group: int, leaf: int) -> bool:
+        """Tell whether a least and a greatest value are stored, of any kind."""
+        return None not in self._bounds[group][leaf]
+
+    def bounds(self, group: int, leaf: int, kind: pa.DataType) -> tuple[pa.Scalar, pa.Scalar] | None:
+        """Return least and greatest value of a column chunk as Arrow scalars of type `kind`.
+
+        None if there are none, or they cannot be trusted for a comparison in Arrow's order: those of NaN, of types
+        whose order is not defined, and of writers that do not say which order they used (but for signed numbers, about
+        which all agree). Values may be shortened, so that they lie outside of those that occur, never inside.
+        """
+        least, most = self._bounds[group][leaf]
+        if least is None or most is None:
+            return None
+        try:
+            found = _decoded(self.leaves[leaf], (least, most), kind)
+            if found is None or not found[0] <= found[1]:  # NaN is not <= anything
+                return None
+            return pa.scalar(found[0], kind), pa.scalar(found[1], kind)
+        except (
+            pa.ArrowInvalid,
+            pa.ArrowTypeError,
+            pa.ArrowNotImplementedError,
+            ValueError,
+            TypeError,
+            ArithmeticError,
+        ):
+            return None
+
+
+def _leaves(elements: Any) -> list[Leaf]:
+    """Return the leaves of a schema, which is stored as a list of its nodes, parents first."""
+    found: list[Leaf] = []
+    if not isinstance(elements, list) or not all(isinstance(element, dict) for element in elements):
+        raise ThriftError("the schema is not a list of elements")
+    above: list[list[Any]] = []  # of each open parent: children left, path, whether repeated
+    for number, element in enumerate(elements):
+        children, name = element.get(_ELEMENT_CHILDREN, 0), element.get(_ELEMENT_NAME)
+        if type(children) is not int or not isinstance(name, bytes):
+            raise ThriftError(f"schema element {number} has no name, or no number of children")
+        path, repeated = "", False
+        if number:
+            while above and not above[-1][0]:
+                above.pop()
+            if not above:
+                raise ThriftError("the schema has elements that belong to no parent")
+            above[-1][0] -= 1
+            path = above[-1][1] + name.decode("utf-8", "surrogateescape")
+            repeated = above[-1][2] or element.get(_ELEMENT_REPETITION) == _REPEATED
+        if children > 0 or not number:
+            above.append([children, f"{path}." if number else "", repeated])
+            continue
+        kind = element.get(_ELEMENT_TYPE)
+        fixed = kind == _FIXED_BYTES and type(element.get(_ELEMENT_LENGTH)) is int
+        if not fixed and kind not in _WIDTHS:
+            raise ThriftError(f"column {path!r} has an unknown physical type ({kind})")
+        found.append(Leaf(path, element, repeated))
+    return found
+
+
+def _read_chunk(chunk: Struct, leaf: tuple[int, int | None], bounds: list[Bounds]) -> tuple[int, ...]:
+    """Return the figures of a column chunk, and add its least and greatest value to `bounds`.
+
+    Raises:
+        ThriftError: it lacks a required field, or has another type than the schema says.
+    """
+    if not chunk.keys().isdisjoint(_CHUNK_ENCRYPTED):
+        bounds.append((None, None))
+        return _UNKNOWN
+    meta = chunk.get(_CHUNK_META)
+    if not isinstance(meta, dict):
+        raise ThriftError("a column chunk has no metadata")
+    kind, width = leaf
+    if meta.get(_META_TYPE) != kind:
+        raise ThriftError(f"a column chunk has physical type {meta.get(_META_TYPE)} where the schema says {kind}")
+    encodings = meta.get(_META_ENCODINGS)
+    statistics, sizes = meta.get(_META_STATISTICS, {}), meta.get(_META_SIZES, {})
+    if not isinstance(encodings, list) or not isinstance(statistics, dict) or not isinstance(sizes, dict):
+        raise ThriftError("encodings or statistics of a column chunk are of another type")
+    least, most = statistics.get(_STAT_MIN), statistics.get(_STAT_MAX)
+    if least is None and most is None and kind not in (_BYTE_ARRAY, _FIXED_BYTES):
+        # The deprecated pair: writers disagreed about the order of bytes, never about that of numbers.
+        least, most = statistics.get(_STAT_MIN_OLD), statistics.get(_STAT_MAX_OLD)
+    for bound in (least, most):
+        if bound is not None and not isinstance(bound, bytes):
+            raise ThriftError("the least or greatest value of a column chunk is not binary")
+    fits = width is None or (least is not None and most is not None and len(least) == len(most) == width)
+    bounds.append((least, most) if fits else (None, None))
+    return (
+        _integer(meta, _META_VALUES),
+        _integer(meta, _META_UNCOMPRESSED),
+        _integer(meta, _META_COMPRESSED),
+        _integer(meta, _META_DATA_PAGE),
+        _integer(meta, _META_DICTIONARY_PAGE, -1) or -1,  # parquet-mr writes 0 for none
+        _integer(statistics, _STAT_NULLS, -1),
+        _integer(sizes, _SIZES_UNENCODED, -1),
+        int(_SPELLED_OUT.issuperset(encodings)),
+    )
+
+
+def _integer(struct: Struct, number: int, default: int | None = None) -> int:
+    value = struct.get(number, default)
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise ThriftError(f"field {number} of a column chunk is missing, or not a number of 64 bits")
+    return value
+
+
+def _digest(figures: Integers, bounds: Sequence[Bounds]) -> bytes:
+    """Digest a row group: offsets, sizes, null counts, least and greatest values. Changing how breaks resumed runs.
+
+    What writers of `_metadata` leave out or write in another way (distinct counts, encodings, size statistics, paths,
+    deprecated fields beside new ones) is not part of it, so that footers and `_metadata` agree.
+    """
+    both = [bound for pair in bounds for bound in pair]
+    sums = hashlib.blake2b(np.ascontiguousarray(figures[:, :6], "<i8").tobytes(), digest_size=16)
+    sums.update(np.array([-1 if bound is None else len(bound) for bound in both], "<i8").tobytes())
+    sums.update(b"".join(bound or b"" for bound in both))
+    return sums.digest()
+
+
+def _decoded(leaf: Leaf, bounds: tuple[bytes, bytes], kind: pa.DataType) -> tuple[Any, Any] | None:
+    """Return bounds as values of which Arrow makes scalars of type `kind`; None if their order is not known."""
+    if pa.types.is_decimal(kind):
+        return _decimals(leaf, bounds)
+    if leaf.physical in (_BYTE_ARRAY, _FIXED_BYTES):  # ordered by unsigned bytes only where the footer promises it
+        if not leaf.ordered:
+            return None
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        return (bounds[0].decode(), bounds[1].decode()) if text else bounds
+    if leaf.physical == _BOOLEAN:
+        return bool(bounds[0][0]), bool(bounds[1][0])
+    if leaf.physical in (_FLOAT, _DOUBLE):
+        code = "<f4" if leaf.physical == _FLOAT else "<f8"
+        return float(np.frombuffer(bounds[0], code)[0]), float(np.frombuffer(bounds[1], code)[0])
+    if leaf.physical == _INT96:
+        return None
+    unsigned = _is_unsigned(leaf.element)
+    if unsigned and not leaf.ordered:
+        return None
+    least, most = (int.from_bytes(bound, "little", signed=not unsigned) for bound in bounds)
+    if not pa.types.is_timestamp(kind):
+        return least, most
+    unit = _timestamp_unit(leaf.element)
+    if unit is None:
+        return None
+    stored, wanted = _SECOND[unit], _SECOND[kind.unit]
+    return least * wanted // stored, -(-most * wanted // stored)
+
+
+def _decimals(leaf: Leaf, bounds: tuple[bytes, bytes]) -> tuple[Decimal, Decimal] | None:
+    binary = leaf.physical in (_BYTE_ARRAY, _FIXED_BYTES)
+    if leaf.physical not in (_INT32, _INT64) and not (binary and leaf.ordered):
+        return None
+    scale = leaf.element.get(_ELEMENT_SCALE, 0)
+    least, most = (int.from_bytes(bound, "big" if binary else "little", signed=True) for bound in bounds)
+    return Decimal(f"{least}e{-scale}"), Decimal(f"{most}e{-scale}")
+
+
+def _is_unsigned(element: Struct) -> bool:
+    logical = element.get(_ELEMENT_LOGICAL)
+    integer = logical.get(_LOGICAL_INTEGER) if isinstance(logical, dict) else None
+    if isinstance(integer, dict):
+        return integer.get(_INTEGER_SIGNED) is False
+    return element.get(_ELEMENT_CONVERTED) in _UNSIGNED
+
+
+def _timestamp_unit(element: Struct) -> int | None:
+    """Return the number that logical types have for the unit: 1 for milliseconds, 2 micro, 3 nano."""
+    logical = element.get(_ELEMENT_LOGICAL)
+    timestamp = logical.get(_LOGICAL_TIMESTAMP) if isinstance(logical, dict) else None
+    unit = timestamp.get(_TIMESTAMP_UNIT) if isinstance(timestamp, dict) else None
+    if isinstance(unit, dict) and len(unit) == 1 and next(iter(unit)) in _SECOND:
+        return int(next(iter(unit)))
+    return _TIMESTAMPS.get(element.get(_ELEMENT_CONVERTED, -1))

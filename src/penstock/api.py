@@ -236,6 +236,8 @@ class Dataset:
             return self.take(index)
         if isinstance(index, str):
             raise TypeError(f"ds[...] takes numbers of rows; ds.select([{index!r}]) chooses columns")
+        if isinstance(index, bool | np.bool_):
+            raise TypeError(f"ds[...] takes numbers of rows; got {index}")
         batch = self.take([operator.index(index)])
         return {name: _value(values) for name, values in batch.items()}
 
@@ -246,16 +248,12 @@ class Dataset:
         """
         if self._late is not None:
             raise PlanError("rows filtered with exact=False have no numbers; use where(...) without it, or a loader")
-        wanted = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices))
-        if wanted.dtype == np.bool_ or (wanted.size and wanted.dtype.kind not in "iu"):
-            raise TypeError(f"take() wants whole numbers, got {wanted.dtype}; a mask becomes indices by np.flatnonzero")
-        if wanted.ndim != 1:
-            raise TypeError(f"take() wants a flat list of rows, got {wanted.ndim} dimensions")
-        wanted = wanted.astype(np.int64)
         total = len(self)
+        wanted = _row_numbers(indices)
         outside = (wanted < -total) | (wanted >= total)
         if outside.any():
-            raise IndexError(f"row {int(wanted[outside][0])} is outside of a dataset of {total} rows")
+            raise IndexError(f"row {wanted[outside][0]} is outside of a dataset of {total} rows")
+        wanted = wanted.astype(np.int64)
         wanted = np.where(wanted < 0, wanted + total, wanted)
         chunk = np.searchsorted(self._ends, wanted, "right")
         return take_rows(self._builder(), chunk, wanted - (self._ends - self._selection.counts)[chunk])
@@ -443,6 +441,24 @@ class Dataset:
         columns = cast("tuple[Column, ...]", self._columns)
         finisher = Finisher(columns, None, skip=False)
         return Builder(self._source, self._selection, columns, finisher, BlockPool(keep=0), Stats(), 0, pad=False)
+
+
+def _row_numbers(indices: Iterable[int]) -> NDArray[Any]:
+    """Return numbers of rows as a flat array of integers, Python's where int64 cannot hold them; else TypeError."""
+    listed = indices if isinstance(indices, np.ndarray) else list(indices)
+    wanted = np.asarray(listed)
+    if wanted.ndim != 1:
+        raise TypeError(f"take() wants a flat list of rows, got {wanted.ndim} dimensions")
+    # NumPy makes floats or objects of integers too large for one dtype, and compares uint64 with int64 as floats.
+    if (
+        wanted.size
+        and wanted.dtype.kind in "fO"
+        and all(type(one) is int or isinstance(one, np.integer) for one in listed)
+    ):
+        return np.array([int(one) for one in listed], object)
+    if wanted.dtype == np.bool_ or (wanted.size and wanted.dtype.kind not in "iu"):
+        raise TypeError(f"take() wants whole numbers, got {wanted.dtype}; a mask becomes indices by np.flatnonzero")
+    return wanted.astype(object) if wanted.dtype == np.uint64 else wanted.astype(np.int64)
 
 
 def _as_bytes(field: UnischemaField) -> UnischemaField:

@@ -262,15 +262,24 @@ def test_one_row_is_a_dict_of_scalars(numbers_ds):
     assert numbers_ds[-51]["id"] == 0
 
 
-@pytest.mark.parametrize("index", [51, -52, 10**12])
+@pytest.mark.parametrize("index", [51, -52, 10**12, 2**63, 2**64 - 1, 2**64, -(2**63) - 1, np.uint64(2**64 - 1)])
 def test_a_row_beyond_the_end_is_an_index_error(numbers_ds, index):
     with pytest.raises(IndexError, match=f"row {index} is outside of a dataset of 51 rows"):
         numbers_ds[index]
     with pytest.raises(IndexError, match=f"row {index} is outside"):
         numbers_ds.take([0, index])
+    if index > 0:
+        assert numbers_ds[50:index]["id"].tolist() == [50]
 
 
-@pytest.mark.parametrize("index", [1.5, "id", None, [0.5], [True, False], [[1, 2], [3, 4]]])
+def test_unsigned_and_mixed_integers_are_row_numbers(numbers_ds):
+    assert numbers_ds.take(np.array([3, 50], np.uint64))["id"].tolist() == [3, 50]
+    assert numbers_ds.take([np.uint64(3), -1])["id"].tolist() == [3, 50]
+    with pytest.raises(IndexError, match=f"row {2**64 - 51} is outside"):
+        numbers_ds.take(np.array([0, 2**64 - 51], np.uint64))
+
+
+@pytest.mark.parametrize("index", [1.5, "id", None, True, np.bool_(True), [0.5], [True, False], [[1, 2], [3, 4]]])
 def test_what_is_no_index_is_a_type_error(numbers_ds, index):
     with pytest.raises(TypeError):
         numbers_ds[index]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.codecs.arrow_kinds import NATIVE, Fixed, form_of, natural_kind, temporal_dtype, tensor_order
 from penstock.codecs.arrow_memory import Lists, bits, decimals, decoded, lists, numbers, texts, validity
 from penstock.codecs.base import CellError
-from penstock.codecs.times import in_unit
+from penstock.codecs.times import from_text, in_unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,7 +224,7 @@ def _parsed(cells: list[Any], valid: NDArray[np.bool_] | None, dtype: np.dtype[A
         try:
             values[row] = _READERS[dtype.kind](cell, dtype)
         except (ValueError, OverflowError, ArithmeticError) as error:
-            raise CellError(row, f"{cell!r} does not fit {dtype}") from error
+            raise CellError(row, f"{cell!r:.60} does not fit {dtype}") from error
     return values, valid
 
 
@@ -238,7 +238,7 @@ def _whole(cell: Any, dtype: np.dtype[Any]) -> int:
 def _real(cell: Any, dtype: np.dtype[Any]) -> Any:
     with np.errstate(over="ignore"):
         value = dtype.type(float(cell))
-    if np.isinf(value) and not np.isinf(float(cell)):
+    if np.isinf(value) and "inf" not in str(cell).lower():  # also for Python "1e400" is infinite
         raise OverflowError(cell)
     return value
 
@@ -247,7 +247,7 @@ _READERS: dict[str, Callable[[Any, np.dtype[Any]], Any]] = {
     "i": _whole,
     "u": _whole,
     "f": _real,
-    "M": lambda cell, dtype: np.datetime64(cell).astype(dtype),
+    "M": from_text,
 }
 
 

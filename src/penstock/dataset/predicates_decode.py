@@ -35,7 +35,7 @@ def decode(array: pa.Array, field: UnischemaField) -> Column:
     """
     if has_cells(field.codec):
         return _decode_cells(array, field)
-    kind = column_kind(array.type, numpy_dtype=field.numpy_dtype, name=field.name, shape=field.shape)
+    kind = column_kind(array.type, numpy_dtype=field.asked_dtype, name=field.name, shape=field.shape)
     if isinstance(kind, Fixed):
         return mask(*fixed_view(array, kind))
     return objects(array, kind)

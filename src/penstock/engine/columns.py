@@ -87,7 +87,7 @@ def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
 
 
 def _plain(field: UnischemaField, arrow_type: pa.DataType) -> Column:
-    kind = column_kind(arrow_type, numpy_dtype=field.numpy_dtype, name=field.name, shape=field.shape)
+    kind = column_kind(arrow_type, numpy_dtype=field.asked_dtype, name=field.name, shape=field.shape)
     if isinstance(kind, Fixed):
         num_bytes = kind.dtype.itemsize * math.prod(kind.shape)
         return Column(field.name, field, "fixed", kind.dtype, kind.shape, kind, num_bytes)

@@ -64,7 +64,7 @@ class TransformSpec:
 
 def _field(one: Any) -> UnischemaField:
     if isinstance(one, UnischemaField):
-        return UnischemaField(one.name, one.numpy_dtype, one.shape, None, one.nullable)
+        return one._replace(codec=None)
     try:
         name, dtype, shape, nullable = one
     except (TypeError, ValueError):

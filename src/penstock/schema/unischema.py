@@ -43,7 +43,11 @@ class UnischemaField(_FieldTuple):
     fields are equal where all but their codecs are.
     """
 
-    __slots__ = ()
+    unit: str | None = None
+    """Unit of the times, where `numpy_dtype` was given with one ("datetime64[ns]"): readers convert to it.
+
+    Beside the five parts, since Petastorm's programs unpack these and compare `numpy_dtype` with classes.
+    """
 
     def __new__(
         cls,
@@ -56,10 +60,24 @@ class UnischemaField(_FieldTuple):
         """Check and normalise the five parts; SchemaError names the field."""
         if not isinstance(name, str) or not name:
             raise SchemaError(f"a field's name must be a non-empty str, got {name!r}")
-        return super().__new__(cls, name, scalar_class(name, numpy_dtype), _shape(name, shape), codec, bool(nullable))
+        kind = scalar_class(name, numpy_dtype)
+        made = super().__new__(cls, name, kind, _shape(name, shape), codec, bool(nullable))
+        if kind is np.datetime64 or kind is np.timedelta64:
+            unit, count = np.datetime_data(np.dtype(numpy_dtype))
+            if unit != "generic":
+                made.unit = unit if count == 1 else f"{count}{unit}"
+        return made
+
+    @property
+    def asked_dtype(self) -> Any:
+        """`numpy_dtype`, as a dtype with its unit where one was given."""
+        return self.numpy_dtype if self.unit is None else np.dtype(f"{self.numpy_dtype.__name__}[{self.unit}]")
+
+    def _replace(self, **changes: Any) -> UnischemaField:
+        return UnischemaField(**{**self._asdict(), "numpy_dtype": self.asked_dtype, **changes})
 
     def _facts(self) -> tuple[Any, ...]:
-        return (self.name, self.numpy_dtype, self.shape, self.nullable)
+        return (self.name, self.numpy_dtype, self.unit, self.shape, self.nullable)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, UnischemaField) and self._facts() == other._facts()
@@ -71,7 +89,8 @@ class UnischemaField(_FieldTuple):
         return hash(self._facts())
 
     def __repr__(self) -> str:
-        parts = [repr(self.name), _dtype_text(self.numpy_dtype), repr(self.shape)]
+        dtype = _dtype_text(self.numpy_dtype) if self.unit is None else repr(self.asked_dtype.name)
+        parts = [repr(self.name), dtype, repr(self.shape)]
         parts += [] if self.codec is None else [str(self.codec)]
         return f"UnischemaField({', '.join(parts)}{', nullable=True' if self.nullable else ''})"
 

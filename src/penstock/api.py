@@ -13,8 +13,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.dataset import Selection, open_parquet, pick_columns
+from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
 from penstock.engine.build import Builder
 from penstock.engine.columns import columns_of
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.engine.columns import Column
     from penstock.engine.finish import Batch
     from penstock.engine.loader import Make
-    from penstock.options import OnError, Pool, Remainder, Shuffle
+    from penstock.options import OnError, Pool, Remainder, Shuffle, Verify
     from penstock.plan.plan import Plan
     from penstock.plan.windows import WindowRule, WindowTable
     from penstock.schema import Unischema
@@ -61,6 +63,7 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
     on_error: OnError = "raise",
     cache: Any = None,
     format: Literal["parquet"] | None = None,
+    verify: Verify = "first",
 ) -> Dataset:
     """Open a dataset: a URL or path of a folder, a file or a pattern, or a list of them.
 
@@ -81,6 +84,8 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
             `DiskCache` or `MemoryCache` of your own; see docs/cache.md.
         format: "parquet" opens every Parquet file of a folder or pattern, also where it is a Delta, Iceberg or Hudi
             table, with rows that the table has deleted; None refuses such tables.
+        verify: When to compare pages with their checksums, in files that have them: "first": the first time this
+            process reads a row group; True: every time; False: never. pyarrow 14 cannot: there True is an error.
 
     Raises:
         DatasetNotFound: Nothing is there, or no Parquet file.
@@ -90,6 +95,9 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
     """
     one_of("on_error", on_error, ("raise", "skip"))
     one_of("format", format, (None, "parquet"))
+    one_of("verify", verify, ("first", True, False))
+    if verify is True and not CAN_VERIFY:
+        raise PlanError(f"verify=True needs pyarrow 15 or newer; this is {pa.__version__}")
     if schema is not None and not hasattr(schema, "fields"):
         raise TypeError(f"schema= takes a penstock.Unischema; got {type(schema).__name__}")
     found = open_parquet(
@@ -101,6 +109,7 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         on_error=on_error,
         cache=None if cache is None else _as_cache(cache),
         format=format,
+        verify=verify,
     )
     names = pick_columns(found.arrow_schema.names, columns)
     opened = Dataset(found, Selection.all(found.chunk_rows), names)

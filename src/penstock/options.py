@@ -19,6 +19,7 @@ Shuffle = bool | Literal["groups"]
 Remainder = Literal["drop", "pad", "uneven"]
 Pool = Literal["thread", "process", "serial"]
 OnError = Literal["raise", "skip"]
+Verify = bool | Literal["first"]
 
 MEMORY_BYTES = 3 << 30
 """Bytes that window, reads in flight and decoded batches may hold together."""

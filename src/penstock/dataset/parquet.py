@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.dataset.cached import CachedFiles
     from penstock.dataset.footers import Footer
+    from penstock.options import Verify
     from penstock.schema.unischema import Unischema
     from penstock.storage.cache import ChunkCache
 
@@ -69,7 +70,9 @@ class ParquetSource:
     skipped: list[tuple[str, str]]
     """Path and reason of what was left out under on_error="skip"."""
 
-    def __init__(self, scan: Scan, columns: Columns, *, on_error: str, cache: ChunkCache | None = None) -> None:
+    def __init__(
+        self, scan: Scan, columns: Columns, *, on_error: str, cache: ChunkCache | None, verify: Verify
+    ) -> None:
         self.files = tuple(file.relative for file in scan.files)
         self.file_sizes = np.array(scan.sizes, np.int64)
         self.chunk_file, self.chunk_group, self.chunk_rows = _chunks(scan.rows)
@@ -82,6 +85,9 @@ class ParquetSource:
         self.on_error = on_error
         self.cache = cache
         self._cached = None if cache is None else _cached(cache)
+        self.verify = verify
+        self._verified: dict[tuple[str, ...], bytearray] = {}
+        """For each list of columns that was read, a byte for each chunk: whether its pages were verified."""
         self._files = scan.files
         self._rows = scan.rows
         self._partitions = columns.partitions
@@ -102,7 +108,7 @@ class ParquetSource:
         """Return the columns of a chunk, in the order asked for; partition columns come as constants.
 
         Reads in the calling thread, only the pages of these columns, and nothing at all for partition columns alone or
-        for no columns. The fields are those of `arrow_schema`.
+        for no columns. The fields are those of `arrow_schema`. Page checksums are verified as `verify` says.
 
         Raises:
             ColumnNotFound: the dataset has no such column.
@@ -113,11 +119,23 @@ class ParquetSource:
         num_rows = int(self.chunk_rows[chunk])
         if not columns:
             return pa.table({"": pa.nulls(num_rows)}).select([])
-        table = read_columns(self._row_group(chunk), physical) if physical else None
+        table = self._read(chunk, physical) if physical else None
         if table is not None and table.schema.equals(schema):
             return table
         arrays = [self._column(table, chunk, field) for field in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
+
+    def _read(self, chunk: int, columns: list[str]) -> pa.Table:
+        group = self._row_group(chunk)
+        if self.verify != "first":
+            return read_columns(replace(group, verify=self.verify), columns)
+        asked = tuple(columns)
+        if asked not in self._verified:
+            self._verified[asked] = bytearray(len(self.chunk_rows))
+        verified = self._verified[asked]
+        table = read_columns(replace(group, verify=not verified[chunk]), columns)
+        verified[chunk] = True
+        return table
 
     def _schema_of(self, columns: Sequence[str]) -> pa.Schema:
         try:
@@ -216,6 +234,7 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     schema: Unischema | None = None,
     on_error: str = "raise",
     cache: ChunkCache | None = None,
+    verify: Verify = "first",
     as_root: bool = False,
     format: str | None = None,
 ) -> ParquetSource:
@@ -223,7 +242,8 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
 
     Costs one listing and one small read for each file, in threads; none where `_metadata` lists them all. `columns`
     (see `pick_columns`) limits what must agree and be supported, not what can be read later: the fingerprint does not
-    depend on it. Row groups are read through `cache`, footers are not. `as_root` and `format`: see `find_files`.
+    depend on it. Row groups are read through `cache`, footers are not. `verify`: see `penstock.open`. `as_root` and
+    `format`: see `find_files`.
 
     Raises:
         DatasetNotFound: nothing there, or no Parquet in it.
@@ -244,7 +264,7 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
         check_stored(_all_stored(scan), wanted)
     physical = _agreed(base, scan, wanted)
     known = replace(known, physical=physical)
-    return ParquetSource(scan, decide_columns(known, wanted), on_error=on_error, cache=cache)
+    return ParquetSource(scan, decide_columns(known, wanted), on_error=on_error, cache=cache, verify=verify)
 
 
 def _agreed(base: pa.Schema, scan: Scan, wanted: list[str] | None) -> pa.Schema:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.dataset.discover import DataFile
     from penstock.dataset.footers import Footer
 
+CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15
+"""Whether this pyarrow can verify page checksums."""
 _REOPEN = "open the dataset again"
 
 
@@ -39,6 +41,8 @@ class RowGroup:
     num_rows: int
     cached: CachedFiles | None = None
     """What to read through; None: straight from the file."""
+    verify: bool = False
+    """Whether pages that have checksums are compared with them."""
 
     def open(self) -> Any:
         """Open the file for reading.
@@ -91,13 +95,18 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
 
 def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
     with group.open() if group.cached is None else group.cached.open(group, names) as stream:
-        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False)
+        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, **verifying(verify=group.verify))
         table = reader.read_row_group(group.index, columns=list(names), use_threads=False)
     if any("." in name for name in names):
         table = flatten_structs(table)
     if table.column_names == list(names):
         return table
     return table.select(names)
+
+
+def verifying(*, verify: bool) -> dict[str, bool]:
+    """Return the keywords with which `pq.ParquetFile` verifies page checksums; none where this pyarrow cannot."""
+    return {"page_checksum_verification": True} if verify and CAN_VERIFY else {}
 
 
 def _explain(group: RowGroup, names: Sequence[str], cause: Exception) -> BadFile:

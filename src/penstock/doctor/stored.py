@@ -16,7 +16,7 @@ from penstock.dataset.agree import cast_column, decoded, merge_schemas
 from penstock.dataset.common_metadata import read_common_metadata
 from penstock.dataset.discover import find_files
 from penstock.dataset.footers import READ_ERRORS
-from penstock.dataset.read import RowGroup
+from penstock.dataset.read import RowGroup, verifying
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.write.sources import Tables
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 BATCH_BYTES = 8 << 20
 """Bytes of a batch, about."""
 MOST_ROWS = 1 << 16
+_VERIFY = verifying(verify=True)
+"""What is copied is read once, and gets new checksums: damage must not be copied with it."""
 _STREAM_BYTES = 1 << 20
 """Read-ahead of each column, so that a row group is streamed and not read whole."""
 
@@ -94,7 +96,9 @@ class StoredRows:
         constants = {name: self.source.partition_scalar(name, file) for name in self.partitions}
         try:
             with group.open() as stream:
-                reader = pq.ParquetFile(stream, metadata=footer.arrow, pre_buffer=False, buffer_size=_STREAM_BYTES)
+                reader = pq.ParquetFile(
+                    stream, metadata=footer.arrow, pre_buffer=False, buffer_size=_STREAM_BYTES, **_VERIFY
+                )
                 for batch in reader.iter_batches(batch_rows):
                     yield self._conform(batch, constants)
         except READ_ERRORS as error:

@@ -14,6 +14,7 @@ PenstockError (Exception)
   DatasetExists (FileExistsError)
   UnsupportedFormat (ValueError)    a Delta, Iceberg or Hudi table; names the reader to use
   BadFile (OSError)                 a file, row group or page that cannot be read; carries .path .row_group .column
+    FileChanged                     a file is not the one that was opened; on_error="skip" does not skip it
   DecodeError (ValueError)          a cell that cannot be decoded; carries .path .row_group .row .column
   TransformError (RuntimeError)     the user's transform failed or broke its contract
   PlanError (ValueError)            options that cannot be planned
@@ -86,6 +87,10 @@ class BadFile(PenstockError, OSError):
         self.path = path
         self.row_group = row_group
         self.column = column
+
+
+class FileChanged(BadFile):
+    """A file was written again since the dataset was opened; its rows are never skipped."""
 
 
 class DecodeError(PenstockError, ValueError, RuntimeError):

@@ -58,7 +58,7 @@ class TestWhen:
         damage(path, group=0)
         damage(path, group=1)
         assert not source.read_chunk(0, NAMES).equals(right)  # what "first" does not see
-        with pytest.raises(BadFile, match="row group 1.*CRC checksum"):
+        with pytest.raises(BadFile, match=r"row group 1.*CRC checksum"):
             source.read_chunk(1, NAMES)
 
     def test_columns_that_are_read_later_are_verified_then(self, tmp_path):
@@ -66,7 +66,7 @@ class TestWhen:
         source = open_parquet(path)
         source.read_chunk(0, ["id"])
         damage(path, group=0)
-        with pytest.raises(BadFile, match="column 'value'.*CRC checksum"):
+        with pytest.raises(BadFile, match=r"column 'value'.*CRC checksum"):
             source.read_chunk(0, ["value"])
 
     def test_true_verifies_every_time(self, tmp_path):

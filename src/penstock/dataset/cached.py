@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
+from penstock.dataset.read import FileTouched
 from penstock.storage.identity import version_of
 from penstock.storage.ranges import coalesce
 
@@ -70,15 +71,18 @@ class CachedFiles:
         Opens the source only if the cache lacks one of them.
 
         Raises:
-            BadFile: the file is not the one that was opened.
+            FileChanged: the file is not the one that was opened.
+            FileTouched: it was touched or written again meanwhile.
             OSError: it cannot be read, or is gone.
         """
         wanted = self._wanted(group, names)
         source = _Source(group, self._look(group).version)
         try:
             data = self.cache.fetch(wanted.keys, lambda missing: source.read([wanted.ranges[i] for i in missing]))
-        except BaseException:
+        except BaseException as error:
             source.close()
+            if isinstance(error, FileTouched):
+                self._known.pop(id(group.file), None)
             raise
         held = {start: buffer for (start, _), buffer in zip(wanted.ranges, data, strict=True)}
         return pa.PythonFile(_HeldFile(held, source, group.size), mode="r")
@@ -111,7 +115,7 @@ class CachedFiles:
         fs, path = group.file.root.fs, group.file.path
         size, version = version_of(fs, path)
         if size is not None and size != group.size:
-            raise group.changed(size)
+            raise group.resized(size)
         digest = hashlib.blake2b(digest_size=16)
         place = f"{fs.type_name}://{path}".encode("utf-8", "surrogateescape")
         for part in (place, str(group.size).encode(), version.encode(), group.footer.raw):
@@ -145,7 +149,7 @@ class _Source:
             for index in fetch.members:
                 start, stop = ranges[index]
                 found[index] = data.slice(start - fetch.start, stop - start)
-        self._check_version()
+        self._check_unchanged()
         return found
 
     def read_at(self, start: int, stop: int) -> Buffer:
@@ -162,13 +166,12 @@ class _Source:
             raise EOFError(f"bytes {start} to {stop} were wanted, {data.size} of them came")
         return data
 
-    def _check_version(self) -> None:
-        """Keep nothing of a local file that was written again meanwhile; other stores would have to be asked anew."""
+    def _check_unchanged(self) -> None:
+        """Keep nothing of a file that was written again since its footer was read, or since its version was asked."""
+        self._group.check(self._stream)
         file = self._group.file
-        if isinstance(file.root.fs, LocalFileSystem):
-            size, version = version_of(file.root.fs, file.path)
-            if version != self._version:
-                raise self._group.changed(size)
+        if isinstance(file.root.fs, LocalFileSystem) and version_of(file.root.fs, file.path)[1] != self._version:
+            raise FileTouched(file.path)
 
     def close(self) -> None:
         if self._stream is not None:

@@ -21,7 +21,7 @@ from penstock.codecs.arrow_memory import without_views
 from penstock.dataset.dnf import from_tuples
 from penstock.dataset.prune import surviving_chunks
 from penstock.dataset.selection import Selection, pack
-from penstock.errors import BadFile, ColumnNotFound, SchemaError, close_names
+from penstock.errors import BadFile, ColumnNotFound, FileChanged, SchemaError, close_names
 from penstock.progress import progress
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class _Work:
         try:
             table = self.source.read_chunk(chunk, self.names)
         except BadFile as exc:
-            if self.source.on_error != "skip":
+            if self.source.on_error != "skip" or isinstance(exc, FileChanged):
                 raise
             self.source.skipped.append((exc.path, str(exc)))
             return 0, None

@@ -6,8 +6,10 @@ about 1 KB of memory for each column of each row group, so only the last ones us
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from penstock.dataset.column_chunks import ColumnChunks
 from penstock.dataset.discover import MAGIC
 from penstock.dataset.thrift import ThriftError
 from penstock.errors import BadFile
+from penstock.storage.identity import open_identified
 
 if TYPE_CHECKING:
     from penstock.dataset.discover import DataFile
@@ -42,13 +45,30 @@ READ_ERRORS = (
 """What a damaged file makes pyarrow raise; running out of memory or Ctrl-C is not among them."""
 
 
+@dataclass(slots=True)
+class Seen:
+    """What a file was when its footer was read, to notice when it is written again. Never stored."""
+
+    identity: str
+    """See `identity_of`."""
+    footer: bytes
+    """Digest of the footer's bytes."""
+    times: int = 1
+    """How many times its identity was another one, the first included."""
+
+    def renew(self, identity: str) -> None:
+        """Take a file with another identity and the same footer for the same file."""
+        self.identity = identity
+        self.times += 1
+
+
 class Footer:
     """The footer of one file: as pyarrow parses it, for schema and reading, and its column chunks as we read them."""
 
-    __slots__ = ("_chunks", "arrow", "path", "raw")
+    __slots__ = ("_chunks", "arrow", "path", "raw", "seen")
 
-    def __init__(self, tail: bytes, path: str) -> None:
-        """Parse a footer; `tail` ends with its bytes, their length and the magic.
+    def __init__(self, tail: bytes, path: str, identity: str) -> None:
+        """Parse a footer; `tail` ends with its bytes, their length and the magic. `identity`: see `identity_of`.
 
         Raises:
             READ_ERRORS: the bytes are no footer.
@@ -57,6 +77,8 @@ class Footer:
         """`pyarrow.parquet.FileMetaData`. Never ask it for a column chunk: a damaged one ends the process."""
         self.raw = tail[-_END_BYTES - _length(tail) : -_END_BYTES]
         """The bytes of the footer."""
+        self.seen = Seen(identity, hashlib.blake2b(self.raw, digest_size=16).digest())
+        """What its file was when it was read."""
         self.path = path
         self._chunks: ColumnChunks | None = None
 
@@ -121,13 +143,14 @@ def read_footer(file: DataFile) -> tuple[Footer, int]:
     if file.size is not None and file.size < _LEAST_BYTES:
         raise bad_file(file, None)
     try:
-        with file.root.fs.open_input_file(file.path) as stream:
+        stream, identity = open_identified(file.root.fs, file.path)
+        with stream:
             size = int(stream.size())
             tail = stream.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
             whole = min(size, _length(tail) + _END_BYTES)
             if whole > len(tail):
                 tail = stream.read_at(whole, size - whole)
-        return Footer(tail, file.path), size
+        return Footer(tail, file.path, identity), size
     except READ_ERRORS as exc:
         raise bad_file(file, exc) from exc
 

@@ -24,10 +24,10 @@ from penstock.dataset.discover import DataFile, Root, find_files
 from penstock.dataset.fields import Columns, Known, check_stored, decide_columns
 from penstock.dataset.footers import read_footer
 from penstock.dataset.partitions import find_partitions
-from penstock.dataset.read import RowGroup, read_columns
+from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, RowGroup, read_columns
 from penstock.dataset.scan import Scan, rows_of, scan_files
 from penstock.dataset.sizes import fixed_bytes, variable_bytes
-from penstock.errors import BadFile, ColumnNotFound, MetadataError, SchemaError, close_names
+from penstock.errors import BadFile, ColumnNotFound, FileChanged, MetadataError, SchemaError, close_names
 from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import find_schema
 
@@ -87,8 +87,10 @@ class ParquetSource:
         self._cached = None if cache is None else _cached(cache)
         self.verify = verify
         self._verified: dict[tuple[str, ...], bytearray] = {}
-        """For each list of columns that was read, a byte for each chunk: whether its pages were verified."""
+        """For each list of columns that was read, a byte for each chunk: 0, or the mark of the file (see `_verify`)
+        whose pages were verified."""
         self._files = scan.files
+        self._seen = scan.seen
         self._rows = scan.rows
         self._partitions = columns.partitions
         self._footers = scan.footers
@@ -112,7 +114,8 @@ class ParquetSource:
 
         Raises:
             ColumnNotFound: the dataset has no such column.
-            BadFile: the row group cannot be read, or the file is not the one that was opened.
+            BadFile: the row group cannot be read.
+            FileChanged: the file is not the one that was opened.
         """
         schema = self._schema_of(columns)
         physical = [name for name in columns if name not in self._partitions]
@@ -127,14 +130,23 @@ class ParquetSource:
 
     def _read(self, chunk: int, columns: list[str]) -> pa.Table:
         group = self._row_group(chunk)
+        try:
+            return self._verify(group, chunk, columns)
+        except FileTouched:  # once more, whatever happens to the file meanwhile: it may be touched all the time
+            return self._verify(replace(group, watched=False, cached=None), chunk, columns)
+
+    def _verify(self, group: RowGroup, chunk: int, columns: list[str]) -> pa.Table:
+        """Read columns, with their checksums where this is due."""
         if self.verify != "first":
             return read_columns(replace(group, verify=self.verify), columns)
         asked = tuple(columns)
         if asked not in self._verified:
             self._verified[asked] = bytearray(len(self.chunk_rows))
-        verified = self._verified[asked]
-        table = read_columns(replace(group, verify=not verified[chunk]), columns)
-        verified[chunk] = True
+        verified, mark = self._verified[asked], 1 + group.seen.times % 255
+        if verified[chunk] == mark:
+            return read_columns(group, columns)
+        table = read_columns(replace(group, verify=True), columns)
+        verified[chunk] = mark
         return table
 
     def _schema_of(self, columns: Sequence[str]) -> pa.Schema:
@@ -166,19 +178,27 @@ class ParquetSource:
     def _row_group(self, chunk: int) -> RowGroup:
         file, group = int(self.chunk_file[chunk]), int(self.chunk_group[chunk])
         size, num_rows = int(self.file_sizes[file]), int(self.chunk_rows[chunk])
-        return RowGroup(self._files[file], size, self.footer(file), group, num_rows, self._cached)
+        footer = self.footer(file)
+        return RowGroup(self._files[file], size, footer, self._seen[file], group, num_rows, self._cached)
 
     def footer(self, file: int) -> Footer:
         """Return the footer of a file, from memory or read again.
 
         Raises:
-            BadFile: it cannot be read, or says something other than when the dataset was opened.
+            BadFile: it cannot be read.
+            FileChanged: it is not the footer that was read before, or `_metadata` says other rows.
         """
         footer = self._footers.get(file)
         if footer is None:
             footer, _ = read_footer(self._files[file])
             if tuple(rows_of(footer)) != tuple(self._rows[file]):
                 raise _changed(self._files[file], rows_of(footer), self._rows[file])
+            before = self._seen.setdefault(file, footer.seen)
+            if before.footer != footer.seen.footer:
+                path = self._files[file].path
+                raise FileChanged(f"{path}: {OTHER_FOOTER}; {REOPEN}", path=path)
+            if before.identity != footer.seen.identity:
+                before.renew(footer.seen.identity)
             self._footers.put(file, footer)
         return footer
 
@@ -339,8 +359,8 @@ def _fingerprint(scan: Scan) -> str:
     return sums.hexdigest()
 
 
-def _changed(file: DataFile, now: Sequence[int], then: Sequence[int]) -> BadFile:
-    return BadFile(
+def _changed(file: DataFile, now: Sequence[int], then: Sequence[int]) -> FileChanged:
+    return FileChanged(
         f"{file.path} has changed since the dataset was opened, or `_metadata` is older than it: {len(then)} row "
         f"groups of {sum(then)} rows were known, {len(now)} of {sum(now)} are there; open the dataset again (and "
         "delete an outdated `_metadata`)",

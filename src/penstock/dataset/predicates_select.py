@@ -20,7 +20,7 @@ from penstock.dataset.predicates_mask import mask_of
 from penstock.dataset.predicates_prune import known_of
 from penstock.dataset.predicates_view import ChunkView
 from penstock.dataset.selection import Selection, pack
-from penstock.errors import BadFile, ColumnNotFound, SchemaError, close_names
+from penstock.errors import BadFile, ColumnNotFound, FileChanged, SchemaError, close_names
 from penstock.halt import until
 from penstock.progress import progress
 
@@ -117,7 +117,7 @@ class _Work:
             with until(self.halted):
                 mask = self._mask(ChunkView(self.source, chunk, rows))
         except BadFile as exc:
-            if self.source.on_error != "skip":
+            if self.source.on_error != "skip" or isinstance(exc, FileChanged):
                 raise
             self.source.skipped.append((exc.path, str(exc)))
             return 0, None

@@ -3,6 +3,9 @@
 `ParquetSource.read_chunk` calls this with a footer at hand; it opens the file, reads the columns asked for and closes
 it again, or asks `cached` where the dataset has a cache. One `ParquetFile` for each call, since they are not safe for
 threads. Decodes no cells.
+
+After a read the file is compared with the one whose footer was read (`RowGroup.check`): bytes of a file that was
+written again since would be decoded by a footer that does not describe them.
 """
 
 from __future__ import annotations
@@ -13,20 +16,29 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dataset.footers import READ_ERRORS
-from penstock.errors import BadFile
+from penstock.dataset.footers import READ_ERRORS, read_footer
+from penstock.errors import BadFile, FileChanged
 from penstock.schema.arrow import flatten_structs
+from penstock.storage.identity import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.dataset.cached import CachedFiles
     from penstock.dataset.discover import DataFile
-    from penstock.dataset.footers import Footer
+    from penstock.dataset.footers import Footer, Seen
 
 CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15
 """Whether this pyarrow can verify page checksums."""
-_REOPEN = "open the dataset again"
+REOPEN = "open the dataset again"
+OTHER_FOOTER = "the file has changed: it was written again since the dataset was opened"
+
+
+class FileTouched(OSError):
+    """A file was touched or written again since its footer was read, and its footer is still the same.
+
+    What was read of it may belong to either file, so it is to be read again. Users never see this error.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +49,69 @@ class RowGroup:
     size: int
     """Bytes of the file when the dataset was opened."""
     footer: Footer
+    seen: Seen
+    """What the file was when its footer was read."""
     index: int
     num_rows: int
     cached: CachedFiles | None = None
     """What to read through; None: straight from the file."""
+    watched: bool = True
+    """Whether a file that was written again meanwhile is noticed."""
     verify: bool = False
     """Whether pages that have checksums are compared with them."""
 
     def open(self) -> Any:
-        """Open the file for reading.
+        """Open the file for reading; call `check` when it has been read.
 
         Raises:
-            BadFile: it has another size than when the dataset was opened.
+            FileChanged: it has another size than when the dataset was opened.
         """
         stream = self.file.root.fs.open_input_file(self.file.path)
         try:
             size = stream.size()
             if size != self.size:
-                raise self.changed(size)
+                raise self.resized(size)
         except BaseException:
             stream.close()
             raise
         return stream
 
-    def changed(self, size: int | None) -> BadFile:
+    def check(self, stream: Any) -> None:
+        """Make sure that what was read of the open file belongs to the footer at hand. Costs one look at the store.
+
+        Raises:
+            FileChanged: the file was written again, with another footer or none.
+            FileTouched: the file was touched, or written again with the same footer; that is remembered.
+        """
+        if not self.watched or identity_of(self.file.root.fs, self.file.path, stream) == self.seen.identity:
+            return
+        try:
+            footer, size = read_footer(self.file)
+        except BadFile as exc:
+            raise self.changed(f"{OTHER_FOOTER}, and now {exc}") from exc
+        if size != self.size:
+            raise self.resized(size)
+        if footer.seen.footer != self.seen.footer:
+            raise self.changed(OTHER_FOOTER)
+        self.seen.renew(footer.seen.identity)
+        raise FileTouched(self.file.path)
+
+    def resized(self, size: int | None) -> FileChanged:
+        """Return the error for a file of another size than the one that was opened."""
+        return self.changed(f"the file has changed: {self.size} bytes at opening, {size} now")
+
+    def changed(self, wrong: str) -> FileChanged:
         """Return the error for a file that is not the one that was opened."""
-        return self.bad(f"the file has changed: {self.size} bytes at opening, {size} now", _REOPEN)
+        return FileChanged(f"{self._place}: {wrong}; {REOPEN}", path=self.file.path, row_group=self.index)
 
     def bad(self, wrong: str, cure: str, *, column: str | None = None) -> BadFile:
         """Return the error that names this row group."""
-        place = f"{self.file.path}, row group {self.index}" + (f", column {column!r}" if column else "")
+        place = self._place + (f", column {column!r}" if column else "")
         return BadFile(f"{place}: {wrong}; {cure}", path=self.file.path, row_group=self.index, column=column)
+
+    @property
+    def _place(self) -> str:
+        return f"{self.file.path}, row group {self.index}"
 
 
 def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
@@ -76,14 +120,18 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
     Costs one open and one read for each column; only the leaves asked for are read.
 
     Raises:
-        BadFile: the file has changed or gone, or a page is damaged; names the column.
+        BadFile: the file is gone, or a page is damaged; names the column.
+        FileChanged: it is not the file that was opened.
+        FileTouched: it was touched or written again meanwhile.
     """
     try:
         table = _read(group, names)
     except FileNotFoundError as exc:
-        raise group.bad("the file is not there any more", _REOPEN) from exc
+        raise group.bad("the file is not there any more", REOPEN) from exc
+    except (BadFile, FileTouched):
+        raise
     except READ_ERRORS as exc:
-        if group.cached is not None and not isinstance(exc, BadFile):
+        if group.cached is not None:
             # The source may have given bad bytes once: forget them, and ask it again.
             group.cached.forget(group, names)
             return read_columns(replace(group, cached=None), names)
@@ -95,8 +143,14 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
 
 def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
     with group.open() if group.cached is None else group.cached.open(group, names) as stream:
-        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, **verifying(verify=group.verify))
-        table = reader.read_row_group(group.index, columns=list(names), use_threads=False)
+        try:
+            reader = pq.ParquetFile(
+                stream, metadata=group.footer.arrow, pre_buffer=False, **verifying(verify=group.verify)
+            )
+            table = reader.read_row_group(group.index, columns=list(names), use_threads=False)
+        finally:  # also where it fails: a file that was written again is not a damaged one
+            if group.cached is None:
+                group.check(stream)
     if any("." in name for name in names):
         table = flatten_structs(table)
     if table.column_names == list(names):
@@ -111,11 +165,11 @@ def verifying(*, verify: bool) -> dict[str, bool]:
 
 def _explain(group: RowGroup, names: Sequence[str], cause: Exception) -> BadFile:
     """Read column by column to find the guilty one."""
-    if isinstance(cause, BadFile):
-        return cause
     for name in names:
         try:
             _read(group, [name])
+        except (BadFile, FileTouched):
+            raise
         except READ_ERRORS as exc:
             return group.bad(
                 f"cannot be read ({_first_line(exc)})",

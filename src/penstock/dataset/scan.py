@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.dataset.discover import DataFile, Root, threads_for
-from penstock.dataset.footers import READ_ERRORS, FooterCache, bad_file, read_footer
+from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, read_footer
 from penstock.errors import BadFile, CodecError, MetadataError, PenstockError
 from penstock.schema.stored import SCHEMA_KEY, find_schema
 
@@ -36,6 +36,8 @@ class Scan:
     """Those that can be read, in order."""
     sizes: list[int]
     """Bytes of each."""
+    seen: dict[int, Seen]
+    """What each was when its footer was read; nothing of files that `_metadata` told about."""
     rows: list[Sequence[int]]
     """Rows of each row group of each file."""
     schemas: list[tuple[pa.Schema, str]]
@@ -56,6 +58,7 @@ class _Scanner:
         self.thorough = thorough
         self.rows: dict[int, Sequence[int]] = {}
         self.sizes: dict[int, int] = {}
+        self.seen: dict[int, Seen] = {}
         self.bad: dict[int, PenstockError] = {}
         self.cache = FooterCache()
         self.base: Footer | None = None
@@ -71,6 +74,7 @@ class _Scanner:
     def read(self, index: int) -> None:
         try:
             footer, size = read_footer(self.files[index])
+            self.seen[index] = footer.seen
             if self.thorough:
                 footer.chunks  # noqa: B018 - raises where it is damaged
             self.compare(index, footer)
@@ -186,6 +190,7 @@ def _collect(scanner: _Scanner) -> Scan:
     return Scan(
         files=[scanner.files[index] for index in good],
         sizes=[scanner.sizes[index] for index in good],
+        seen={new: scanner.seen[old] for new, old in enumerate(good) if old in scanner.seen},
         rows=[scanner.rows[index] for index in good],
         schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=_second)],
         metadata=(scanner.base and scanner.base.arrow.metadata) or {},

@@ -6,6 +6,7 @@ rewriting may be larger than memory. Dictionaries become plain values; partition
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +17,8 @@ from penstock.dataset.agree import cast_column, decoded, merge_schemas
 from penstock.dataset.common_metadata import read_common_metadata
 from penstock.dataset.discover import find_files
 from penstock.dataset.footers import READ_ERRORS
-from penstock.dataset.read import RowGroup, verifying
+from penstock.dataset.read import FileTouched, RowGroup, verifying
+from penstock.errors import BadFile
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.write.sources import Tables
 
@@ -92,17 +94,22 @@ class StoredRows:
 
     def _of_file(self, file: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
         footer, size = self.source.footer(file), int(self.source.file_sizes[file])
-        group = RowGroup(self._files[file], size, footer, 0, 0)
+        group = RowGroup(self._files[file], size, footer, self.source._seen[file], 0, 0)
         constants = {name: self.source.partition_scalar(name, file) for name in self.partitions}
         try:
             with group.open() as stream:
                 reader = pq.ParquetFile(
                     stream, metadata=footer.arrow, pre_buffer=False, buffer_size=_STREAM_BYTES, **_VERIFY
                 )
-                for batch in reader.iter_batches(batch_rows):
-                    yield self._conform(batch, constants)
+                try:
+                    for batch in reader.iter_batches(batch_rows):
+                        yield self._conform(batch, constants)
+                except READ_ERRORS:
+                    _check(group, stream)
+                    raise
+                _check(group, stream)
         except READ_ERRORS as error:
-            if isinstance(error, OSError) and hasattr(error, "row_group"):
+            if isinstance(error, BadFile):
                 raise  # says it already
             raise group.bad(f"cannot be read ({error})", "write the file again, or leave it out") from error
 
@@ -119,3 +126,9 @@ class StoredRows:
             columns.append(column)
         whole = pa.Table.from_arrays(columns, schema=self.schema).combine_chunks()
         return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=self.schema)
+
+
+def _check(group: RowGroup, stream: Any) -> None:
+    """Make sure that the file has the footer that it is read with."""
+    with contextlib.suppress(FileTouched):
+        group.check(stream)

@@ -20,7 +20,7 @@ from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_ch
 from penstock.engine.finish import Lost, Place, ThreadFinisher, refold
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
-from penstock.errors import BadFile, DecodeError, SchemaError, TransformError
+from penstock.errors import BadFile, DecodeError, FileChanged, SchemaError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -412,8 +412,8 @@ class Builder:
         lo, hi = span.rows_of(step)
         bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
         for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
-            # Files that disagree are no damage: to leave their rows out would lose good ones.
-            if not self.finisher.skip or isinstance(getattr(chunks[index], "error", None), SchemaError):
+            # Files that disagree or were written again are not damaged: to leave their rows out would lose good ones.
+            if not self.finisher.skip or isinstance(getattr(chunks[index], "error", None), FileChanged | SchemaError):
                 raise self._read_error(chunks, index)
         rows = np.arange(lo, hi)
         gone = tuple(self._lost_row(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])

@@ -442,3 +442,36 @@ def test_petastorms_row_group_counts_are_no_row_counts(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert open_parquet(tmp_path).chunk_rows.sum() == 30
+
+
+class TestStaleSummary:
+    """`_metadata` spares reading the footers; files that were written since are still compared, when they are read."""
+
+    @pytest.fixture
+    def rewritten(self, tmp_path):
+        """Ten files of int64, of which the third was written again with another type, and a `_metadata` from before."""
+        collected: list = []
+        for number in range(10):
+            pq.write_table(pa.table({"x": [1, 2]}), tmp_path / f"{number}.parquet", metadata_collector=collected)
+            collected[-1].set_file_path(f"{number}.parquet")
+        pq.write_metadata(pa.schema([("x", pa.int64())]), tmp_path / "_metadata", metadata_collector=collected)
+
+        def rewrite(values, number=2):
+            before = (tmp_path / f"{number}.parquet").stat().st_size
+            table = pa.table({"x": values}).replace_schema_metadata({"pad": "x" * before})
+            pq.write_table(table, tmp_path / f"{number}.parquet")
+            return tmp_path
+
+        return rewrite
+
+    @pytest.mark.parametrize(
+        "values", [["3", "4"], [True, False], pa.array([3, 4], pa.timestamp("us")), pa.array([3, 4], pa.int32())]
+    )
+    def test_other_types_are_not_cast(self, rewritten, values):
+        source = open_parquet(rewritten(values))
+        with pytest.raises(SchemaError, match=r"files disagree: column 'x' has type .* in .*2\.parquet but int64"):
+            source.read_chunk(2, ["x"])
+
+    def test_a_sampled_file_of_another_type_is_found_at_opening(self, rewritten):
+        with pytest.raises(SchemaError, match=r"9\.parquet"):
+            open_parquet(rewritten(["3", "4"], number=9))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.agree import cast_column, check_agreement, merge_schemas
+from penstock.dataset.agree import cast_column, check_agreement, merge_schemas, same_values
 from penstock.dataset.discover import DataFile, Root, find_files
 from penstock.dataset.fields import Columns, Known, check_stored, decide_columns
 from penstock.dataset.footers import read_footer
@@ -166,8 +166,13 @@ class ParquetSource:
         return self._partitions[name].scalar(file)
 
     def _cast(self, column: pa.ChunkedArray, chunk: int, field: pa.Field) -> pa.ChunkedArray:
-        """Cast a column that this file holds in another dress (see `agree`)."""
+        """Cast a column whose type in this file differs from the dataset's but holds the same values (see `agree`).
+
+        Checked here too: where `_metadata` spared reading the footers, opening has not compared them.
+        """
         try:
+            if not same_values(field.type, column.type):
+                raise pa.ArrowInvalid(f"{column.type} is not read as {field.type}")
             return cast_column(column, field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
             raise SchemaError(

@@ -212,7 +212,7 @@ def _use_summaries(scanner: _Scanner) -> bool:
         if rows is None or file.size is None or file.size < least_size:
             return False
         found[index] = rows
-    if not _samples_agree(scanner.files, found):
+    if not _samples_agree(scanner, found):
         return False
     for index, rows in found.items():
         scanner.note(index, rows, scanner.files[index].size or 0)
@@ -226,7 +226,7 @@ def _read_summary(scanner: _Scanner, root: Root) -> dict[str, tuple[Sequence[int
         chunks = footer.chunks
     except BadFile:
         return {}
-    if scanner.base is None or not _equal_types(footer.arrow, scanner.base.arrow):
+    if not _equal_types(footer, scanner.base):
         return {}
     rows: dict[str, list[int]] = {}
     ends: dict[str, int] = {}
@@ -237,17 +237,19 @@ def _read_summary(scanner: _Scanner, root: Root) -> dict[str, tuple[Sequence[int
     return {path: (tuple(rows[path]), ends.get(path, 0)) for path in rows}
 
 
-def _equal_types(a: Any, b: Any) -> bool:
-    return bool(a.schema.to_arrow_schema().equals(b.schema.to_arrow_schema(), check_metadata=False))
+def _equal_types(a: Footer, b: Footer | None) -> bool:
+    if b is None:
+        return False
+    return bool(a.arrow.schema.to_arrow_schema().equals(b.arrow.schema.to_arrow_schema(), check_metadata=False))
 
 
-def _samples_agree(files: Sequence[DataFile], rows: Mapping[int, Sequence[int]]) -> bool:
-    """Look at a few footers: a `_metadata` left behind by an earlier write lists the same names with other rows."""
-    last = len(files) - 1
+def _samples_agree(scanner: _Scanner, rows: Mapping[int, Sequence[int]]) -> bool:
+    """Look at a few footers: an outdated `_metadata` lists files that have other rows or types."""
+    last = len(scanner.files) - 1
     for index in sorted({last * step // max(1, _SAMPLES - 1) for step in range(_SAMPLES)}):
         try:
-            footer, _ = read_footer(files[index])
-            if rows_of(footer) != rows[index]:
+            footer, _ = read_footer(scanner.files[index])
+            if rows_of(footer) != rows[index] or not _equal_types(footer, scanner.base):
                 return False
         except (BadFile, *READ_ERRORS):
             return False

@@ -94,8 +94,10 @@ def _measure(group: RowGroup, name: str, num_rows: int) -> float:
         # Through a buffer, so that the first rows do not cost the whole column.
         reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, buffer_size=1 << 20)
         batches = reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
-        batch = next(batches)
+        batch = next(batches, None)
         del batches
+    if batch is None:
+        raise pa.ArrowInvalid("no rows came")
     return float(batch.nbytes) / float(batch.num_rows)
 
 

@@ -101,7 +101,9 @@ def _first_rows(source: ParquetSource, chunk: int) -> pa.RecordBatch:
     scalars = {name: source.partition_scalar(name, int(source.chunk_file[chunk])) for name in source.partitions}
     with group.open() as stream:  # through a buffer, so that the first rows do not cost the whole row group
         reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, buffer_size=1 << 20)
-        batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False))
+        batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False), None)
+    if batch is None:
+        raise group.bad("no rows came", "write the file again")
     columns = [column.cast(decoded(column.type)) for column in batch.columns]
     columns += [pa.repeat(scalar, batch.num_rows).cast(decoded(scalar.type)) for scalar in scalars.values()]
     return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *scalars])

@@ -275,7 +275,7 @@ def test_the_schema_after_a_transform():
     changed = transform_schema(schema, spec)
     assert list(changed.fields) == ["b", "c"]
     assert changed.b == penstock.UnischemaField("b", np.float32, (2,), None, True)
-    with pytest.warns(UserWarning, match="removed_fields names fields that the schema does not have: z"):
+    with pytest.warns(UserWarning, match="removed_fields names fields that are not part of the schema: z"):
         transform_schema(schema, TransformSpec(removed_fields=["z"]))
     assert list(transform_schema(schema, TransformSpec(selected_fields=["b", "a"])).fields) == ["b", "a"]
     with pytest.raises(SchemaError, match="either removed_fields or selected_fields"):

@@ -162,9 +162,7 @@ def test_views_refuse_what_they_do_not_know():
 def test_patterns_match_whole_names_and_warn_where_beginnings_would_differ():
     assert [f.name for f in match_unischema_fields(SCHEMA, ["id", "pri.*", "name"])] == ["id", "name", "price"]
     assert match_unischema_fields(SCHEMA, []) == match_unischema_fields(SCHEMA, None) == []
-    with pytest.warns(
-        UserWarning, match=r"schema_fields behavior has changed.*\['image'\].*\['image', 'image_small'\]"
-    ):
+    with pytest.warns(UserWarning, match=r"schema_fields behavior has changed.*only at their beginning: image_small$"):
         assert match_unischema_fields(SCHEMA, ["image"]) == [SCHEMA.image]
 
 
@@ -276,7 +274,7 @@ def test_the_spark_schema_follows_codecs_and_petastorms_defaults(spark):
 
 @pytest.mark.parametrize("field", [("x", np.float32, (3,)), ("x", None, ()), ("x", np.complex64, ())])
 def test_fields_that_spark_cannot_hold_need_a_codec(field, spark):
-    with pytest.raises(ValueError, match=r"'x'.*codec"):
+    with pytest.raises(ValueError, match=r"'x'.*[cC]odec"):
         Unischema("s", [UnischemaField(*field)]).as_spark_schema()
 
 

@@ -282,11 +282,13 @@ def misfit(field: FieldLike, value: Any) -> str | None:
     if value.dtype.type is kind and value.shape == field.shape:  # nearly always, and asked for every cell
         return None
     if isinstance(kind, type) and issubclass(kind, np.generic) and value.dtype.type is not kind:
-        return f"field {field.name!r} expects dtype {np.dtype(kind).name}, the cell holds {value.dtype}"
+        return (
+            f"Unexpected type: field {field.name!r} expects dtype {np.dtype(kind).name}, the cell holds {value.dtype}"
+        )
     if len(value.shape) != len(field.shape) or any(
         want is not None and want != got for want, got in zip(field.shape, value.shape, strict=True)
     ):
-        return f"field {field.name!r} expects shape {field.shape}, the cell holds {value.shape}"
+        return f"Unexpected dimensions: field {field.name!r} expects shape {field.shape}, the cell holds {value.shape}"
     return None
 
 

@@ -56,8 +56,8 @@ class CompressedImageCodec(Codec):
         check_array(unischema_field, value)
         if value.ndim != 2 and not (value.ndim == 3 and value.shape[2] == 3):
             raise ValueError(
-                f"field {unischema_field.name!r}: images are (H, W) or (H, W, 3), got {value.shape}; "
-                "use NdarrayCodec for other shapes"
+                f"Unexpected image dimensions: field {unischema_field.name!r} takes (H, W) or (H, W, 3), got "
+                f"{value.shape}; use NdarrayCodec for other shapes"
             )
         return decoders.encode_image(value, self.image_codec, self._quality)
 

@@ -98,7 +98,7 @@ def check_array(field: FieldLike, value: Any) -> None:
     """Raise ValueError unless `value` is an array of the field's dtype and shape."""
     if not isinstance(value, np.ndarray):
         raise ValueError(  # noqa: TRY004 - what Petastorm raises
-            f"field {field.name!r} expects a NumPy array, got {type(value).__name__}"
+            f"Unexpected type: field {field.name!r} expects a NumPy array, got {type(value).__name__}"
         )
     wrong = misfit(field, value)
     if wrong is not None:

@@ -124,14 +124,15 @@ class ScalarCodec(Codec):
 
     def encode(self, unischema_field: FieldLike, value: Any) -> Any:
         """Return the value as a plain scalar of the column's type; dates, decimals and bytes pass as they are."""
-        if unischema_field.shape:
-            raise ValueError(
-                f"field {unischema_field.name!r} has shape {unischema_field.shape}; ScalarCodec needs shape ()"
-            )
         if isinstance(value, np.ndarray):
             value = value[()] if value.ndim == 0 else value
         if isinstance(value, list | tuple | dict | set | np.ndarray):
             raise TypeError(f"Expected a scalar for field {unischema_field.name!r}, got {type(value).__name__}")
+        if unischema_field.shape:
+            raise ValueError(
+                f"the shape of field {unischema_field.name!r} must be an empty tuple for a ScalarCodec; it is "
+                f"{unischema_field.shape}"
+            )
         return _plain(self._kind(unischema_field), unischema_field, value)
 
     def decode(self, unischema_field: FieldLike, value: Any) -> Any:

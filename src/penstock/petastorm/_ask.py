@@ -90,7 +90,7 @@ class Asked:
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}")  # noqa: TRY004 -- Petastorm's
         if self.pool not in _POOLS:
-            raise ValueError(f"reader_pool_type must be one of {', '.join(map(repr, _POOLS))}; got {self.pool!r}")
+            raise ValueError(f"Unknown reader_pool_type {self.pool!r}; use one of {', '.join(map(repr, _POOLS))}")
         if (self.cur_shard is None) != (self.shard_count is None):
             raise ValueError(
                 f"cur_shard and shard_count go together; got cur_shard={self.cur_shard}, shard_count={self.shard_count}"
@@ -393,10 +393,12 @@ def _select_rows(ds: penstock.Dataset, asked: Asked) -> penstock.Dataset:
 
 def _check_shards(ds: penstock.Dataset, asked: Asked) -> None:
     if not len(ds):
-        warnings.warn("No matching data is available: no row is selected", UserWarning, stacklevel=6)
+        warnings.warn("No matching data is available for loading: no row is selected", UserWarning, stacklevel=6)
     elif asked.shard_count is not None and len(ds) < asked.shard_count:
         raise NoDataAvailableError(
-            f"{len(ds)} rows cannot be read by {asked.shard_count} shards: at least one row each is needed"
+            f"{asked.shard_count} shards need at least one row each. Number of row-groups in the dataset that are "
+            f"selected: {np.count_nonzero(ds._selection.counts)}, with {len(ds)} rows; give a shard_count of at most "
+            f"{len(ds)}"
         )
 
 

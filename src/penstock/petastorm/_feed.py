@@ -347,7 +347,7 @@ def _next_built(reader: Reader) -> Built | None:
     """Take a whole batch of the engine out of a reader; None at the end of the pass."""
     with reader._lock:
         if reader.stopped:
-            raise LoaderClosed("the reader was stopped; make another one")
+            raise LoaderClosed("Trying to read a sample after the reader was stopped; make another one")
         if reader.last_row_consumed:
             return None
         if reader._pass is None:

@@ -91,4 +91,4 @@ def make_cache(
                 "cache_extra_settings"
             )
         return MemoryCache() if cache_size_limit is None else MemoryCache(cache_size_limit)
-    raise PlanError(f"cache_type must be None, 'null', 'local-disk' or 'memory'; got {cache_type!r}")
+    raise PlanError(f"Unknown cache_type {cache_type!r}; use None, 'null', 'local-disk' or 'memory'")

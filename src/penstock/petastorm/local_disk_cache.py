@@ -122,9 +122,9 @@ def _check_size(limit: float, row_size: float, shards: int) -> None:
     least = _ROWS_PER_SHARD * row_size * shards
     if limit < least:
         raise PlanError(
-            f"a cache of {limit} bytes is too small for rows of {row_size} bytes: at least {_ROWS_PER_SHARD} of them "
-            f"in each of {shards} shards are wanted, that is {least} bytes; raise the limit, or set "
-            "eviction_policy='none' to store only while there is room"
+            f"the opposite of Condition 'size_limit_bytes / shards < {_ROWS_PER_SHARD} * expected_row_size_bytes' "
+            f"needs to hold: a cache of {limit} bytes is too small for rows of {row_size} bytes in {shards} shards; "
+            f"give at least {least} bytes, or eviction_policy='none' to store only while there is room"
         )
 
 

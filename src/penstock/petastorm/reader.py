@@ -300,7 +300,7 @@ class Reader:
     def _next_batch(self) -> Any:
         while True:
             if self.stopped:
-                raise LoaderClosed("the reader was stopped; make another one")
+                raise LoaderClosed("Trying to read a sample after the reader was stopped; make another one")
             if self.last_row_consumed:
                 raise StopIteration
             if self._pass is None:
@@ -466,7 +466,9 @@ def _giver(job: _ask.Job) -> Callable[[Built], Iterator[Any]]:
 
 def _seed(seed: int | None, shard_seed: int | None) -> int | None:
     if shard_seed is not None:
-        warnings.warn("shard_seed is deprecated; use seed", UserWarning, stacklevel=3)
+        warnings.warn(
+            "shard_seed was deprecated and will be removed in future versions. Use seed", UserWarning, stacklevel=3
+        )
     return seed if shard_seed is None else shard_seed
 
 

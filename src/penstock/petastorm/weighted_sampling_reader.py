@@ -233,18 +233,18 @@ def _check(readers: list[Any], probabilities: list[float]) -> None:
     for index, reader in enumerate(readers[1:], 1):
         if bool(reader.batched_output) != bool(first.batched_output):
             raise ValueError(
-                f"all readers must give rows or all batches: batched_output is {first.batched_output} for reader 0 and "
+                f'all readers should have the same value of "batched_output": {first.batched_output} for reader 0, '
                 f"{reader.batched_output} for reader {index}; make all with make_reader or all with make_batch_reader"
             )
         ours, theirs = set(first.schema.fields), set(reader.schema.fields)
         if ours != theirs:
             raise ValueError(
-                f"all readers must have the same fields: only reader 0 has {sorted(ours - theirs)}, only reader "
+                f"all readers should have the same schema: only reader 0 has {sorted(ours - theirs)}, only reader "
                 f"{index} has {sorted(theirs - ours)}; choose the same with schema_fields="
             )
         if reader.ngram != first.ngram:
             raise ValueError(
-                f"all readers must give the same n-grams: {first.ngram!r} for reader 0, {reader.ngram!r} for reader "
+                f"all readers should have the same ngram: {first.ngram!r} for reader 0, {reader.ngram!r} for reader "
                 f"{index}"
             )
 

@@ -92,5 +92,5 @@ def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unisch
 def _warn_unknown(what: str, names: set[str], known: Any) -> None:
     if unknown := sorted(names - set(known)):
         warnings.warn(
-            f"{what} names fields that the schema does not have: {', '.join(unknown)}", UserWarning, stacklevel=4
+            f"{what} names fields that are not part of the schema: {', '.join(unknown)}", UserWarning, stacklevel=4
         )

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.codecs import DataframeColumnCodec, ScalarCodec
 from penstock.codecs.base import storage_type
 from penstock.codecs.scalar import spark_type_of
-from penstock.errors import ColumnNotFound, SchemaError, UnsupportedType, close_names
+from penstock.errors import CodecError, ColumnNotFound, SchemaError, UnsupportedType, close_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -117,8 +117,8 @@ class Unischema:
     def _add_attribute(self, field: UnischemaField) -> None:
         if field.name in self.__dict__ or hasattr(type(self), field.name):  # not hasattr(self): a miss builds an error
             warnings.warn(
-                f"field {field.name!r} cannot be an attribute of schema {self._name!r}, which has one of that name; "
-                f"use schema.fields[{field.name!r}]",
+                f"Can not create dynamic property {field.name!r} of schema {self._name!r}, which has an attribute of "
+                f"that name; use schema.fields[{field.name!r}]",
                 UserWarning,
                 stacklevel=3,
             )
@@ -223,10 +223,10 @@ def match_unischema_fields(schema: Unischema, field_regex: Iterable[str] | None)
     patterns = [re.compile(re.escape(p) if p in schema.fields else p) for p in field_regex or []]
     full = [f for f in schema.fields.values() if any(p.fullmatch(f.name) for p in patterns)]
     begin = [f for f in schema.fields.values() if any(p.match(f.name) for p in patterns)]
-    if len(full) != len(begin):
+    if lost := sorted({f.name for f in begin} - {f.name for f in full}):
         warnings.warn(
-            "schema_fields behavior has changed: a pattern must match the whole name. "
-            f"Found: {sorted(f.name for f in full)}; by their beginnings: {sorted(f.name for f in begin)}",
+            "schema_fields behavior has changed: a pattern must match the whole name. Fields that it matches only at "
+            f"their beginning: {', '.join(lost)}",
             UserWarning,
             stacklevel=2,
         )
@@ -334,11 +334,16 @@ def _spark_type(field: UnischemaField) -> Any:
     codec = field.codec
     if codec is not None and not (isinstance(codec, ScalarCodec) and not codec.config()):
         return codec.spark_dtype()
-    if field.shape or field.numpy_dtype is None:
-        raise SchemaError(f"field {field.name!r} of shape {field.shape} needs a codec to be written by Spark")
+    if field.shape:
+        what = "has codec set to None" if codec is None else f"has {codec}, so that its shape must be an empty tuple"
+        raise SchemaError(
+            f"field {field.name!r} {what}, and shape {field.shape}; give it a codec of arrays, such as NdarrayCodec()"
+        )
     if field.numpy_dtype is np.bytes_:
         return spark_type_of(np.dtype(np.str_)).to_pyspark()  # as Petastorm has it
     try:
         return spark_type_of(ScalarCodec().storage_type(field)).to_pyspark()
-    except UnsupportedType as exc:
-        raise SchemaError(f"field {field.name!r} needs a codec to be written by Spark: {exc}") from exc
+    except (CodecError, UnsupportedType) as exc:
+        raise SchemaError(
+            f"Was not able to map type {_dtype_text(field.numpy_dtype)} of field {field.name!r} to a Spark type: {exc}"
+        ) from exc

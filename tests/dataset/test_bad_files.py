@@ -1,5 +1,8 @@
 """Files that cannot be read are named, with what was found and what to do; or left out and listed."""
 
+import os
+import shutil
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -84,6 +87,54 @@ def test_a_link_to_nothing_is_told(tmp_path):
     (tmp_path / "part-3.parquet").symlink_to(tmp_path / "not-fetched")
     with pytest.raises(BadFile, match="a link to nothing"):
         open_parquet(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["", "/*.parquet", "/**"])
+def test_a_link_to_itself_is_told(tmp_path, pattern):
+    write_ids(tmp_path)
+    (tmp_path / "part-3.parquet").symlink_to("part-3.parquet")
+    with pytest.raises(BadFile, match=r"part-3\.parquet cannot be read .*a link to nothing"):
+        open_parquet(f"{tmp_path}{pattern}")
+    source = open_parquet(f"{tmp_path}{pattern}", on_error="skip")
+    assert [path for path, _ in source.skipped] == [(tmp_path / "part-3.parquet").as_posix()]
+
+
+class TestNamesThatAreNotUtf8:
+    @pytest.fixture(params=[b"part-\xff.parquet", b"k=\xff/part.parquet"])
+    def bad(self, tmp_path, request):
+        write_ids(tmp_path / "k=1")
+        path = os.fsencode(tmp_path) + b"/" + request.param
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            shutil.copy(tmp_path / "k=1" / "part-0.parquet", path)
+        except OSError:
+            pytest.skip("this filesystem takes only UTF-8")
+        return os.fsdecode(path)
+
+    @pytest.mark.parametrize("pattern", ["", "/**", "/**/*.parquet"])
+    def test_they_are_told_and_left_out(self, tmp_path, bad, pattern):
+        with pytest.raises(BadFile, match=r"its name is not UTF-8.*rename it") as caught:
+            open_parquet(f"{tmp_path}{pattern}")
+        assert caught.value.path == bad
+        source = open_parquet(f"{tmp_path}{pattern}", on_error="skip")
+        assert [path for path, _ in source.skipped] == [bad]
+        assert source.chunk_rows.sum() == 30
+
+    def test_named_by_the_user(self, bad):
+        for place in (bad, [bad], f"{bad}*"):
+            with pytest.raises(BadFile, match=r"not UTF-8.*rename it") as caught:
+                open_parquet(place, on_error="skip")
+            assert caught.value.path.startswith(bad)
+
+    def test_other_files_lie_in_peace(self, tmp_path):
+        write_ids(tmp_path)
+        try:
+            with open(os.fsencode(tmp_path) + b"/READM\xc9", "wb") as stream:
+                stream.write(b"all about it")
+        except OSError:
+            pytest.skip("this filesystem takes only UTF-8")
+        for place in (tmp_path, f"{tmp_path}/*"):
+            assert open_parquet(place).chunk_rows.sum() == 30
 
 
 def test_a_named_file_that_is_no_parquet(tmp_path):

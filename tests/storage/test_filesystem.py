@@ -142,6 +142,26 @@ class TestListing:
         (tmp_path / "other").symlink_to(tmp_path / "d", target_is_directory=True)
         assert [name for name, _ in walk(LocalFileSystem(), str(tmp_path))] == ["d/a", "other/a"]
 
+    def test_links_that_lead_to_each_other_end(self, tmp_path):
+        for name in ("a/x", "b/y"):
+            touch(tmp_path, name)
+        (tmp_path / "a" / "to-b").symlink_to(tmp_path / "b", target_is_directory=True)
+        (tmp_path / "b" / "to-a").symlink_to(tmp_path / "a", target_is_directory=True)
+        found = [name for name, _ in walk(LocalFileSystem(), str(tmp_path))]
+        assert found == ["a/to-b/y", "a/x", "b/to-a/x", "b/y"]
+        (tmp_path / "one").symlink_to("two")
+        (tmp_path / "two").symlink_to("one")
+        (tmp_path / "self").symlink_to("self")
+        assert walk(LocalFileSystem(), str(tmp_path))[4:] == [("one", 0), ("self", 0), ("two", 0)]
+
+    def test_a_missing_folder_beside_a_name_that_is_not_utf8(self, tmp_path):
+        try:
+            os.close(os.open(os.fsencode(tmp_path) + b"/\xff", os.O_CREAT))
+        except OSError:
+            pytest.skip("this filesystem takes only UTF-8")
+        with pytest.raises(DatasetNotFound, match="nothing at"):
+            walk(LocalFileSystem(), f"{tmp_path}/frame")
+
     def test_a_missing_folder_lists_near_names(self, tmp_path):
         touch(tmp_path, "frames/a")
         with pytest.raises(DatasetNotFound, match="did you mean 'frames'"):

@@ -2,7 +2,7 @@
 
 import fsspec
 import pytest
-from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
+from pyarrow.fs import FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
 
 from penstock.storage import expand_glob, has_magic
 
@@ -55,6 +55,30 @@ def test_patterns(root, fs, pattern, expected):
     base, found = expand_glob(fs, f"{root.as_posix()}/{pattern}")
     assert [info.path.removeprefix(f"{root.as_posix()}/") for info in found] == expected
     assert base.startswith(root.as_posix())
+
+
+def test_links_that_lead_back_give_no_file_again(tmp_path):
+    for name in ("a/x", "b/y"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "to-b").symlink_to(tmp_path / "b", target_is_directory=True)
+    (tmp_path / "b" / "to-a").symlink_to(tmp_path / "a", target_is_directory=True)
+    (tmp_path / "b" / "up").symlink_to(tmp_path, target_is_directory=True)
+    for pattern in ("**", "**/*"):
+        _, found = expand_glob(LocalFileSystem(), f"{tmp_path}/{pattern}")
+        files = [info.path.removeprefix(f"{tmp_path}/") for info in found if info.type == FileType.File]
+        assert files == ["a/to-b/y", "a/x", "b/to-a/x", "b/y"]
+
+
+def test_links_to_nothing_are_matched(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x.parquet").symlink_to(tmp_path / "not-fetched")
+    (tmp_path / "d" / "y.parquet").symlink_to("y.parquet")
+    for pattern, names in (("*/*.parquet", ["x", "y"]), ("*/x.parquet", ["x"]), ("d/[y]*", ["y"])):
+        _, found = expand_glob(LocalFileSystem(), f"{tmp_path}/{pattern}")
+        assert [(info.base_name, info.type, info.size) for info in found] == [
+            (f"{name}.parquet", FileType.File, 0) for name in names
+        ]
 
 
 def test_the_base_is_the_folder_above_the_first_wildcard(root):

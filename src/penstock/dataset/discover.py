@@ -220,7 +220,8 @@ def _begins_like_parquet(file: DataFile) -> bool:
     if file.size is not None and file.size < len(MAGIC):
         return False
     try:
-        with file.root.fs.open_input_file(file.path) as stream:
+        local = isinstance(file.root.fs, LocalFileSystem)  # where names need not be UTF-8
+        with open(file.path, "rb") if local else file.root.fs.open_input_file(file.path) as stream:
             return bool(stream.read(len(MAGIC)) == MAGIC)
     except (OSError, pa.ArrowException):
         return True  # cannot be read: to be met as a bad file, not to vanish

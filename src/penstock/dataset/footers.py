@@ -19,6 +19,7 @@ from penstock.dataset.column_chunks import ColumnChunks
 from penstock.dataset.discover import MAGIC
 from penstock.dataset.thrift import ThriftError
 from penstock.errors import BadFile
+from penstock.storage.filesystem import is_utf8
 from penstock.storage.identity import open_identified
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ READ_ERRORS = (
     pa.ArrowKeyError,
     pa.ArrowIndexError,
     pa.ArrowCapacityError,
-    UnicodeDecodeError,
+    UnicodeError,
     OSError,
     EOFError,
 )
@@ -169,6 +170,8 @@ def bad_file(file: DataFile, cause: Exception | None) -> BadFile:
 def _diagnose(file: DataFile, cause: Exception | None) -> tuple[str, str]:
     """Return what is wrong with a file and what to do about it."""
     cure = "write it again or delete it, or open with on_error='skip' to leave it out"
+    if not is_utf8(file.path):
+        return "its name is not UTF-8, which pyarrow cannot open", "rename it, or open with on_error='skip'"
     if isinstance(cause, FileNotFoundError) or (file.size == 0 and cause is None and not _exists(file)):
         return "it is not there (deleted, or a link to nothing)", "fetch or write it again, or open the dataset again"
     if isinstance(cause, PermissionError):

@@ -26,6 +26,7 @@ from pyarrow.fs import FileSelector, FileType
 
 from penstock.errors import DatasetIncomplete
 from penstock.storage import is_hidden
+from penstock.storage.filesystem import list_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,12 +80,12 @@ def hidden_name(name: str, token: str) -> str:
 def hidden_folders(fs: FileSystem, path: str, ending: str = "writing") -> list[str]:
     """Return the hidden folders beside `path` in which it is or was being written, or that end otherwise, by name.
 
-    Costs one listing of the folder above; none that can be listed gives none.
+    Costs one listing of the folder above; an empty list where that cannot be listed.
     """
     parent, name = posixpath.split(path)
     form = re.compile(re.escape(f".{name}.") + rf"([0-9a-f]{{12}}|{SHARED})\.{ending}")
     try:
-        found = fs.get_file_info(FileSelector(parent))
+        found = list_folder(fs, parent)
     except _CANNOT:
         return []
     return sorted(i.path for i in found if i.type == FileType.Directory and form.fullmatch(i.base_name))

@@ -11,9 +11,10 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileType
 
 from penstock.errors import UnsupportedFormat
+from penstock.storage.filesystem import list_folder, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +64,7 @@ def refuse_above(fs: FileSystem, folders: Iterable[str]) -> None:
     for folder in folders:
         for path in (folder, posixpath.dirname(folder)) if posixpath.basename(folder) == "data" else (folder,):
             names: list[str] = []
-            for name, info in zip(_LOGS, fs.get_file_info([posixpath.join(path, name) for name in _LOGS]), strict=True):
+            for name, info in zip(_LOGS, look(fs, [posixpath.join(path, name) for name in _LOGS]), strict=True):
                 if info.type == FileType.Directory:
                     names += _inside(fs, path, f"{name}/")
                 elif info.type == FileType.File:
@@ -72,8 +73,7 @@ def refuse_above(fs: FileSystem, folders: Iterable[str]) -> None:
 
 
 def _inside(fs: FileSystem, path: str, folder: str) -> list[str]:
-    found = fs.get_file_info(FileSelector(posixpath.join(path, folder.rstrip("/")), allow_not_found=True))
-    return [f"{folder}{info.base_name}" for info in found]
+    return [f"{folder}{info.base_name}" for info in list_folder(fs, posixpath.join(path, folder.rstrip("/")))]
 
 
 def _unsupported(kind: str, root: str, trace: str) -> UnsupportedFormat:

@@ -10,12 +10,13 @@ import difflib
 import os
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any
+import stat
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
-from penstock.errors import DatasetNotFound
+from penstock.errors import BadFile, DatasetNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,11 +40,14 @@ def resolve(
 
     Raises:
         DatasetNotFound: a `file://` URL that names another host.
+        BadFile: a name that is not UTF-8.
         ImportError: nothing is installed for the scheme; names the line that installs it.
     """
     text = os.fspath(source)
     if not isinstance(text, str):
         raise TypeError(f"a source is a path or URL as text; got {source!r}")
+    if not is_utf8(text):
+        raise BadFile(f"{text} {NOT_UTF8}", path=text)
     if text.lower().startswith("file:/") and not text.lower().startswith("file://"):  # as Hadoop and Spark write it
         text = f"file://{text[len('file:') :]}"
     if filesystem is not None:
@@ -130,6 +134,48 @@ def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exce
     raise ImportError(f"{scheme}:// needs a library that is not installed: {line}") from cause
 
 
+NOT_UTF8 = "has a name that is not UTF-8, which pyarrow cannot open; rename it"
+
+
+def is_utf8(name: str) -> bool:
+    """Tell whether a name is text: bytes of a local name that are not UTF-8 come as surrogates."""
+    return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+class Entry(NamedTuple):
+    """A local file or folder, as much of pyarrow's FileInfo as is used, which cannot hold names that are not UTF-8."""
+
+    path: str
+    type: FileType
+    size: int | None
+
+    @property
+    def base_name(self) -> str:
+        """The name without its folder."""
+        return posixpath.basename(self.path)
+
+
+def look(fs: FileSystem, paths: list[str]) -> list[Any]:
+    """Return what is at each path: a FileInfo or Entry. A local link to nothing, or to itself, is a file of size 0."""
+    return [_entry(path) for path in paths] if isinstance(fs, LocalFileSystem) else list(fs.get_file_info(paths))
+
+
+def _entry(path: str) -> Entry:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return Entry(path, FileType.File if os.path.islink(path) else FileType.NotFound, 0)
+    is_folder = stat.S_ISDIR(found.st_mode)
+    return Entry(path, FileType.Directory if is_folder else FileType.File, None if is_folder else found.st_size)
+
+
+def list_folder(fs: FileSystem, path: str) -> list[Any]:
+    """Return what lies in the folder `path`, hidden names included; see `look`. OSError where it cannot be listed."""
+    if isinstance(fs, LocalFileSystem):
+        return [_entry(posixpath.join(path, name)) for name in os.listdir(path)]
+    return list(fs.get_file_info(FileSelector(path)))
+
+
 def is_hidden(relative: str) -> bool:
     """Tell whether a relative path is skipped: a part begins with a dot, or with `_` and is no `_key=value` folder.
 
@@ -156,8 +202,8 @@ def walk(fs: FileSystem, path: str) -> list[tuple[str, int | None]]:
     """Return (relative path, size) of every file below the folder `path` in UTF-8 byte order.
 
     Hidden files are told too. Hidden folders are entered on stores, where one listing gives all; local ones are told
-    by their name with a slash at the end. A dangling link is told with size 0, so that it is met as a bad file and does
-    not vanish.
+    by their name with a slash at the end. A link to nothing or to itself is told with size 0, so that it is met as a
+    bad file and does not vanish.
 
     Raises:
         DatasetNotFound: there is no such folder.
@@ -174,10 +220,10 @@ def _walk_local(root: str, prefix: str) -> Iterator[tuple[str, int | None]]:
     folders = []
     with os.scandir(os.path.join(root, prefix)) as entries:
         for entry in entries:
-            if entry.is_dir():
+            if _is_folder(entry):
                 if _is_hidden_name(entry.name, folder=True):
                     yield f"{prefix}{entry.name}/", None
-                elif not _leads_back(entry):
+                elif not entry.is_symlink() or not leads_back(entry.path, root):
                     folders.append(f"{prefix}{entry.name}/")
             else:
                 yield f"{prefix}{entry.name}", _size(entry)
@@ -185,18 +231,27 @@ def _walk_local(root: str, prefix: str) -> Iterator[tuple[str, int | None]]:
         yield from _walk_local(root, folder)
 
 
-def _leads_back(entry: os.DirEntry[str]) -> bool:
-    """Tell whether a folder is a link to one that holds it, which would never end."""
-    if not entry.is_symlink():
+def leads_back(link: str, root: str) -> bool:
+    """Tell whether a link below `root` leads to a folder on the way to it, or above one: following it never ends."""
+    target, folder = os.path.realpath(link), link
+    while len(folder) > len(root):
+        folder = os.path.dirname(folder)
+        if os.path.commonpath([target, os.path.realpath(folder)]) == target:
+            return True
+    return False
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
         return False
-    target = os.path.realpath(entry.path)
-    return os.path.commonpath([target, os.path.realpath(os.path.dirname(entry.path))]) == target
 
 
 def _size(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
@@ -213,7 +268,7 @@ def not_found(fs: FileSystem, path: str) -> DatasetNotFound:
     """Return the error for a path that is not there, with near names from the folder that should hold it."""
     parent, name = posixpath.split(path.rstrip("/"))
     try:
-        names = [info.base_name for info in fs.get_file_info(FileSelector(parent))]
+        names = [info.base_name for info in list_folder(fs, parent)]
     except (OSError, NotImplementedError):
         return DatasetNotFound(f"nothing at {path!r}, and no folder {parent!r} either; check the path")
     near = difflib.get_close_matches(name, names, n=3)

@@ -7,11 +7,14 @@ down, so a pattern near the root of a large store costs no more than the folders
 from __future__ import annotations
 
 import fnmatch
+import os
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileType, LocalFileSystem
+
+from penstock.storage.filesystem import leads_back, list_folder, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,47 +38,46 @@ def expand_glob(fs: FileSystem, pattern: str) -> tuple[str, list[Any]]:
     parts = pattern.split("/")
     first = next(index for index, part in enumerate(parts) if has_magic(part))
     base = "/".join(parts[:first]) or ("/" if pattern.startswith("/") else "")
-    found = {info.path: info for info in _match(fs, base, parts[first:])}
+    found = {info.path: info for info in _match(fs, base, parts[first:], base)}
     return base, [found[path] for path in sorted(found, key=lambda path: path.encode("utf-8", "surrogateescape"))]
 
 
-def _match(fs: FileSystem, folder: str, parts: list[str]) -> Iterator[Any]:
-    """Yield what matches `parts` below `folder`; one listing for each folder entered."""
+def _match(fs: FileSystem, folder: str, parts: list[str], base: str) -> Iterator[Any]:
+    """Yield what matches `parts` below `folder`, which is `base` or below; one listing for each folder entered."""
     part, rest = parts[0], parts[1:]
     if not has_magic(part):
-        yield from _match_plain(fs, folder, parts)
+        [info] = look(fs, [posixpath.join(folder, part)])
+        if info.type != FileType.NotFound:
+            yield from [info] if not rest else _deeper(fs, info, rest, base)
         return
     infos = _list(fs, folder)
     if part == "**":
         if rest:
-            yield from _match(fs, folder, rest)
+            yield from _match(fs, folder, rest, base)
         else:
             yield from (info for info in infos if info.type == FileType.File and _matches(info, "*"))
     for info in infos:
         if part == "**" and info.type == FileType.Directory and _matches(info, "*"):
-            yield from _match(fs, info.path, parts)
+            if not (isinstance(fs, LocalFileSystem) and os.path.islink(info.path) and leads_back(info.path, base)):
+                yield from _match(fs, info.path, parts, base)
         elif part != "**" and _matches(info, part):
-            yield from [info] if not rest else _deeper(fs, info, rest)
+            yield from [info] if not rest else _deeper(fs, info, rest, base)
 
 
 def _list(fs: FileSystem, folder: str) -> list[Any]:
     try:
-        return list(fs.get_file_info(FileSelector(folder, allow_not_found=True)))
+        return list_folder(fs, folder)
+    except FileNotFoundError:
+        return []
     except OSError:  # a file where the pattern has a folder
-        if fs.get_file_info(folder).type == FileType.File:
+        if look(fs, [folder])[0].type == FileType.File:
             return []
         raise
 
 
-def _match_plain(fs: FileSystem, folder: str, parts: list[str]) -> Iterator[Any]:
-    info = fs.get_file_info(posixpath.join(folder, parts[0]))
-    if info.type != FileType.NotFound:
-        yield from [info] if len(parts) == 1 else _deeper(fs, info, parts[1:])
-
-
-def _deeper(fs: FileSystem, info: Any, rest: list[str]) -> Iterator[Any]:
+def _deeper(fs: FileSystem, info: Any, rest: list[str], base: str) -> Iterator[Any]:
     if info.type == FileType.Directory:
-        yield from _match(fs, info.path, rest)
+        yield from _match(fs, info.path, rest, base)
 
 
 def _matches(info: Any, pattern: str) -> bool:

@@ -90,6 +90,49 @@ def test_what_fails_on_the_way_out_was_not_delivered(loader):
     assert ids(loader)[0] == [5, 6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("epochs", [1, 2, None])
+def test_the_pass_number_moves_on_with_the_last_batch_as_the_state_does(epochs):
+    with dataset(FILES) as ds, ds.loader(batch_size=5, epochs=epochs, shuffle=True) as loader:
+        length, numbers = 11 * (epochs or 1), []
+        running = iter(loader)
+        for _ in range(length):
+            numbers.append(loader.pass_number)
+            next(running)
+        assert numbers == [0] * length
+        assert loader.pass_number == 1
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (epochs or 1, 0)
+        with ds.loader(batch_size=3, epochs=epochs, shuffle=True) as other:
+            other.load_state_dict(state)
+            assert other.pass_number == 1
+        if epochs is not None:
+            assert next(running, None) is None
+            assert loader.pass_number == 1
+
+
+def test_break_leaves_the_pass_number_and_the_next_loop_raises_it(loader):
+    for _ in loader:
+        break
+    assert loader.pass_number == 0
+    running = iter(loader)
+    assert loader.pass_number == 1
+    next(running)
+    assert loader.pass_number == 1
+
+
+def test_a_loop_until_a_number_of_passes_ends_with_every_remainder_and_also_without_rows():
+    for rows, world in (([[1]], 3), ([[7]], 3), ([[0]], 1), ([[5, 2]], 2)):
+        with dataset(rows) as ds:
+            for rank in range(world):
+                for remainder in ("drop", "pad", "uneven"):
+                    with ds.loader(batch_size=2, rank=rank, world=world, remainder=remainder) as loader:
+                        loops = 0
+                        while loader.pass_number < 3:
+                            ids(loader)
+                            loops += 1
+                            assert loops == loader.pass_number
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_several_threads_get_every_batch_once_and_all_of_them_the_end(workers):
     with dataset(FILES) as ds, ds.loader(batch_size=2, workers=workers, shuffle=True) as loader:

@@ -257,6 +257,18 @@ def test_a_state_whose_pass_is_over_goes_on_with_the_next_one(sets):
         assert len(mix) == len(run(mix)) == 6
 
 
+def test_the_pass_number_moves_on_with_the_last_batch(sets):
+    with make(sets[:2], stop="all") as mix:
+        length = len(mix)
+        running = iter(mix)
+        for _ in range(length):
+            assert mix.pass_number == 0
+            next(running)
+        assert mix.pass_number == mix.state_dict()["pass"] == 1
+        assert next(running, None) is None
+        assert mix.pass_number == 1
+
+
 def test_a_state_of_another_mix_is_refused_and_changes_nothing(sets):
     with make(sets[::-1]) as other, make(sets, seed=8) as seeded, make(sets[:2]) as fewer, make(sets) as mix:
         list(itertools.islice(iter(mix), 5))

@@ -131,6 +131,34 @@ def test_windows_of_lanes_are_the_same_too(ds):
         assert_same(batches(framework, ds, **options), plain)
 
 
+@pytest.mark.parametrize("framework", MAKERS)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_every_loader_counts_its_passes_the_same_way(ds, framework, epochs):
+    options = {"batch_size": 64, "shuffle": True, "epochs": epochs}
+    with contextlib.closing(MAKERS[framework](ds, **options)) as loader:
+        numbers = [loader.pass_number]
+        for _ in range(2):
+            for _ in loader:
+                numbers += [loader.pass_number]
+            numbers.append(loader.pass_number)
+        state = loader.state_dict()
+    steps = 3 * epochs
+    assert numbers == [0] * steps + [1, 1] + [1] * (steps - 1) + [2, 2]
+    with contextlib.closing(MAKERS[framework](ds, **options)) as loader:
+        loader.load_state_dict(state)
+        assert loader.pass_number == 2
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "tensorflow"])
+def test_a_rank_with_fewer_batches_counts_its_passes_too(ds, framework):
+    options = {"batch_size": 16, "rank": 1, "world": 2, "remainder": "uneven"}
+    few = ds.where([("id", "<", 33)])
+    with contextlib.closing(MAKERS[framework](few, **options)) as loader:
+        for number in range(1, 4):
+            assert len(list(loader)) == 1
+            assert loader.pass_number == number
+
+
 def flip(batch, rng):
     turned = rng.random(len(batch["id"])) < 0.5
     batch["photo"][turned] = batch["photo"][turned, :, ::-1]

@@ -43,6 +43,25 @@ def native(data, passes=1, **options):
         return [ids(batches) for _ in range(passes)]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_pass_number_is_that_of_the_next_loop(data, num_workers):
+    batches = Batches(data, **OPTIONS)
+    context = "spawn" if num_workers else None
+    made = DataLoader(batches, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+    loops = 0
+    while batches.pass_number < 3:
+        assert len(list(made)) == 8
+        loops += 1
+        assert batches.pass_number == loops
+    for _ in made:
+        break
+    assert batches.pass_number == 4
+    with loader(data, **OPTIONS) as other:
+        list(other)
+        batches.load_state_dict(other.state_dict())
+    assert batches.pass_number == 1
+
+
 def in_workers(data, num_workers, **options):
     kept = {name: options.pop(name) for name in ("multiprocessing_context", "persistent_workers") if name in options}
     batches = Batches(data, **{**OPTIONS, **options})
@@ -116,7 +135,8 @@ def test_after_break_comes_the_next_pass_and_no_thread_is_left(data, num_workers
 def test_set_epoch(data, num_workers):
     want = native(data, 4)
     batches = Batches(data, **OPTIONS)
-    made = DataLoader(batches, batch_size=None, num_workers=num_workers)
+    context = "spawn" if num_workers else None
+    made = DataLoader(batches, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
     batches.set_epoch(3)
     assert ids(made) == want[3]
     batches.set_epoch(0)

@@ -45,6 +45,11 @@ class Front:
         return found
 
     @property
+    def pass_number(self) -> int:
+        """The pass, counted from 0, that the next batch belongs to; moves on with the last batch of a pass."""
+        return int(self._behind.pass_number)
+
+    @property
     def rank(self) -> int:
         """The rank this loader reads for."""
         return int(self._behind.rank)

@@ -197,7 +197,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this run as small JSON: what the consumer has received, not what was prefetched.
 
-        The same on every rank at the same step. Costs microseconds.
+        The same on every rank at the same step. Behind the last batch of a pass it is the start of the next one; see
+        `pass_number`. Costs microseconds.
         """
         return State(self._order, self._now(), self._facts.dataset, self._facts.rows).to_json()
 
@@ -276,6 +277,15 @@ class Loader:
     def plan(self) -> Plan:
         """What this loader does from here to the end of the epoch; print it. Costs microseconds a row group."""
         return describe(self._facts, self._order, self._now(), self._share, self._options)
+
+    @property
+    def pass_number(self) -> int:
+        """The pass, counted from 0, that the next batch belongs to; with epochs=None the epoch.
+
+        It moves on with the last batch of a pass, as the state does: after 10 passes it is 10, also in a loader that
+        has loaded the state of then. Under remainder="uneven", ranks with fewer batches move on when their loop ends.
+        """
+        return self._now().epoch // (self._options.epochs or 1)
 
     @property
     def rank(self) -> int:

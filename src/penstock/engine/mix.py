@@ -172,6 +172,11 @@ class Mix:
         return tuple(self._agreed.columns)
 
     @property
+    def pass_number(self) -> int:
+        """The pass of the mix, counted from 0, that the next batch belongs to; moves on with the last one of a pass."""
+        return self._deck.pass_number
+
+    @property
     def rank(self) -> int:
         """The rank the loaders read for."""
         return self._loaders[0].rank

@@ -210,6 +210,15 @@ class Delivery(Front):
         with self._lock:
             return self._length if self._resumed else self._full
 
+    @property
+    def pass_number(self) -> int:
+        """The pass, counted from 0, of the batch that the consumer receives next."""
+        with self._lock:
+            epochs = self._loader._options.epochs or 1
+            if self._length and self._num_received >= self._length:  # also where other ranks have batches left
+                return int(self._state["epoch"]) // epochs + 1
+            return int(self.state_dict()["epoch"]) // epochs
+
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this run as small JSON: what the consumer has received; the same on every rank."""
         with self._lock:

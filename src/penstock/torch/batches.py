@@ -184,6 +184,15 @@ class Batches(IterableDataset):  # type: ignore[misc]
             raise TypeError("Batches with epochs=None has no length")
         return whole
 
+    @property
+    def pass_number(self) -> int:
+        """The pass, counted from 0, that the next `for` over the DataLoader gives, or goes on with after a state.
+
+        Workers run ahead of the consumer, so inside the loop it is already the next one.
+        """
+        main = self._main()
+        return int(self._place()["epoch"]) // (main.native._options.epochs or 1)
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of pass `epoch` with the next iteration over the DataLoader; see `Loader.set_epoch`.
 

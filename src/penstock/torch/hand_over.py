@@ -308,6 +308,11 @@ class DeviceLoader(Loader):
         self._place = self._now()
         self._resumed = self._delivered = False
 
+    @property
+    def pass_number(self) -> int:
+        """The pass, counted from 0, of the batch that the consumer receives next."""
+        return int(self._place[0]["epoch"]) // (self.native._options.epochs or 1)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this run: what the consumer has received, not what is on the device already."""
         return self._place[0]

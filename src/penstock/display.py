@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.errors import printable
+
 if TYPE_CHECKING:
     from penstock.api import Dataset
 
@@ -39,15 +41,14 @@ def count_text(number: int, word: str) -> str:
 
 
 def schema_rows(dataset: Dataset) -> list[tuple[str, str, str, str, str]]:
-    """Return name, dtype, shape, nullable and codec of every column, as text."""
+    """Return name, dtype, shape, nullable and codec of every column, as text that is safe to print."""
     rows = []
     for name, field in dataset.schema.fields.items():
         dtype = field.numpy_dtype
         kind = "any" if dtype is None else getattr(dtype, "__name__", None) or str(np.dtype(dtype))
         shape = "scalar" if field.shape == () else "x".join("?" if n is None else str(n) for n in field.shape)
-        rows.append(
-            (name, kind, shape, "nullable" if field.nullable else "", "" if field.codec is None else str(field.codec))
-        )
+        codec = "" if field.codec is None else printable(str(field.codec))
+        rows.append((printable(name), kind, shape, "nullable" if field.nullable else "", codec))
     return rows
 
 

@@ -1,7 +1,8 @@
 """The errors and warnings that Penstock raises, and nothing else.
 
 Every module may import this one; it imports none. Each error also inherits the built-in that people already catch,
-and says what was wanted, what came, where, and what to do.
+and says what was wanted, what came, where, and what to do. Names of files and columns may hold anything: the text of
+errors and warnings has control characters escaped (`printable`), attributes such as `.path` hold the real names.
 
 PenstockError (Exception)
   SchemaError (ValueError)          a schema, a column or a value that does not fit
@@ -30,14 +31,34 @@ PenstockError (Exception)
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_ACTS_ON_TERMINALS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Return text that a terminal only shows: control characters, line breaks and changes of direction escaped.
+
+    Surrogates, which stand for bytes that are not UTF-8 and cannot be printed, are escaped too; other characters stay.
+    With `lines` line feeds stay, for text of several lines whose parts are known.
+    """
+
+    def escaped(found: re.Match[str]) -> str:
+        return "\n" if lines and found[0] == "\n" else found[0].encode("unicode_escape").decode()
+
+    return _ACTS_ON_TERMINALS.sub(escaped, text)
+
+
 class PenstockError(Exception):
     """Base of all errors raised by Penstock."""
+
+    def __str__(self) -> str:
+        return printable(Exception.__str__(self))  # not super(): KeyError would print the repr of the message
 
 
 class SchemaError(PenstockError, ValueError):
@@ -46,9 +67,6 @@ class SchemaError(PenstockError, ValueError):
 
 class ColumnNotFound(SchemaError, KeyError):
     """The dataset has no column of that name."""
-
-    def __str__(self) -> str:
-        return Exception.__str__(self)  # KeyError would print the repr of the message
 
 
 class UnsupportedType(SchemaError, TypeError):
@@ -156,6 +174,9 @@ class JobFailed(PenstockError, RuntimeError):
         super().__init__(message)
         self.report = report
 
+    def __str__(self) -> str:
+        return printable(Exception.__str__(self), lines=True)  # one line for each file
+
 
 class InternalError(PenstockError, RuntimeError):
     """A bug of Penstock itself; please report it."""
@@ -163,6 +184,9 @@ class InternalError(PenstockError, RuntimeError):
 
 class PenstockWarning(UserWarning):
     """Something works, but not as well as it could; the message names the cure."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 def close_names(name: str, names: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.cli.text import columns_text, fits_terminal, value_text
+from penstock.errors import printable
 
 if TYPE_CHECKING:
     from penstock.api import Dataset
@@ -19,9 +20,9 @@ def head(dataset: Dataset, num_rows: int) -> str:
     count = min(num_rows, len(dataset))
     if not count:
         return "no rows"
-    names = list(dataset.columns)
     batch = dataset.head(count)
-    rows = [[value_text(batch[name][index]) for name in names] for index in range(count)]
+    rows = [[value_text(batch[name][index]) for name in dataset.columns] for index in range(count)]
+    names = list(map(printable, dataset.columns))
     table = columns_text(["row", *names], [[str(i), *row] for i, row in enumerate(rows)])
     return table if fits_terminal(table) else _blocks(names, rows)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.text import columns_text
 from penstock.display import schema_rows, size_text
+from penstock.errors import printable
 
 if TYPE_CHECKING:
     from penstock.api import Dataset
@@ -64,5 +65,5 @@ def _partitions(files: tuple[str, ...]) -> list[str]:
         for key, found, value in (part.partition("=") for part in file.split("/")[:-1]):
             if found:
                 values.setdefault(key, set()).add(value)
-    listed = ", ".join(f"{key} ({len(found):,})" for key, found in values.items())
+    listed = ", ".join(f"{printable(key)} ({len(found):,})" for key, found in values.items())
     return [f"partitions   {listed}"] if listed else []

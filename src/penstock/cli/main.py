@@ -13,7 +13,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InternalError, PenstockError, PenstockWarning
+from penstock.errors import InternalError, PenstockError, PenstockWarning, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("default", PenstockWarning)
             warnings.showwarning = _show_warning
             text, status = _run(options)
-            print(text, flush=True)
+            print(printable(text, lines=True), flush=True)
             return status
     except BrokenPipeError:  # `penstock head URL | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -205,7 +205,7 @@ def _positive(text: str) -> int:
 
 def _one_line(error: Exception) -> str:
     """Return the message of an error in one line; what is not ours keeps its class name, and a bug says so."""
-    message = " ".join(str(error).split())
+    message = printable(" ".join(str(error).split()))
     if isinstance(error, PenstockError) and not isinstance(error, InternalError):
         return message or type(error).__name__
     return f"{type(error).__name__}: {message} (--debug shows the traceback)"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.errors import printable
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -30,8 +32,8 @@ def value_text(value: Any) -> str:
     if isinstance(value, float | np.floating):
         return f"{value:.6g}"
     if isinstance(value, np.generic):
-        return str(value)
-    return _clip(repr(value) if isinstance(value, str | list | dict) else str(value))
+        return printable(str(value))
+    return _clip(repr(value) if isinstance(value, str | list | dict) else printable(str(value)))
 
 
 def columns_text(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: str = "") -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.display import count_text, size_text
+from penstock.errors import printable
 
 Severity = Literal["problem", "advice"]
 WIDTH = 110
@@ -36,9 +37,11 @@ class Finding:
     """What `penstock rewrite` needs to cure it and to cause nothing else; None where rewriting is no cure."""
 
     def __str__(self) -> str:
-        lines = [f"{self.severity:8} {self.what}"]
+        lines = [f"{self.severity:8} {printable(self.what)}"]
         for word, text in (("effect", self.effect), ("cure", self.cure)):
-            lines += textwrap.wrap(f"{word:8} {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 11)
+            lines += textwrap.wrap(
+                f"{word:8} {printable(text)}", WIDTH, initial_indent="  ", subsequent_indent=" " * 11
+            )
         return "\n".join(lines)
 
 
@@ -83,15 +86,15 @@ class Report:
         counts = [(self.rows, "row"), (self.files, "file"), (self.row_groups, "row group")]
         held = ", ".join(count_text(number, word) for number, word in counts)
         lines = [
-            f"{self.url}: {held}, {size_text(self.bytes)}; opened in {self.open_s:.2f} s",
+            f"{printable(self.url)}: {held}, {size_text(self.bytes)}; opened in {self.open_s:.2f} s",
             *map(str, self.findings),
-            *(f"note     {note}" for note in self.notes),
+            *(f"note     {printable(note)}" for note in self.notes),
         ]
         problems, others = len(self.problems), len(self.findings) - len(self.problems)
         found = f"{count_text(problems, 'problem')}, {others:,} of advice" if self.findings else "nothing is wrong"
         lines.append(f"result   {found}")
         if self.rewrite_command is not None:
-            lines.append(f"cure     {self.rewrite_command}")
+            lines.append(f"cure     {printable(self.rewrite_command)}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

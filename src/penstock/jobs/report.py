@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.display import count_text
+from penstock.errors import printable
 
 MOST_SHOWN = 20
 """Failures that a message lists; the report holds them all."""
@@ -29,7 +30,7 @@ class FailedAttempt:
     """Whether it was the last one: there is no output."""
 
     def __str__(self) -> str:
-        return f"{self.input} -> {self.output}, attempt {self.attempt}: {self.cause}"
+        return printable(f"{self.input} -> {self.output}, attempt {self.attempt}: {self.cause}")
 
 
 @dataclass(frozen=True, slots=True)

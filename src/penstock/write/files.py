@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.display import count_text, size_text
+from penstock.errors import printable
 from penstock.write.journal import DoneFile
 from penstock.write.options import FILE_BYTES, WriteOptions
 from penstock.write.partitions import split
@@ -53,7 +54,7 @@ class Written:
     """Size of the files together."""
 
     def __str__(self) -> str:
-        return (
+        return printable(
             f"{self.path}: {count_text(self.rows, 'row')} in {count_text(self.row_groups, 'row group')}, "
             f"{count_text(self.files, 'file')}, {size_text(self.bytes)}"
         )

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -57,6 +58,8 @@ def test_every_error_and_warning_is_safe_to_print(kind):
     assert str(error) == "no \\x1b[31m\\u202e here"
     assert error.args == ("no \x1b[31m\u202e here",)
     assert "\x1b" not in repr(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.args, vars(again)) == (kind, error.args, vars(error))
 
 
 def test_newlines_of_a_job_separate_its_files():

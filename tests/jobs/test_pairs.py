@@ -44,6 +44,18 @@ def test_a_folder_stands_for_all_its_files(raw: Path) -> None:
     ]  # fmt: skip
 
 
+def test_names_that_begin_with_an_underscore_are_files_too(raw: Path) -> None:
+    for name in ("raw/_e.tar", "raw/_more/f.tar", "raw/.g.tar", "raw/.more/h.tar"):
+        (raw / name).parent.mkdir(exist_ok=True)
+        (raw / name).write_text(name)
+    assert [out for _, out in names(make_pairs("raw/**/*.tar", "out", STORE), raw)] == [
+        "out/_e.tar", "out/_more/f.tar", "out/a.tar", "out/b.tar", "out/deep/c.tar",
+    ]  # fmt: skip
+    assert [out for _, out in names(make_pairs("raw", "out", STORE), raw)] == [
+        "out/_e.tar", "out/_more/f.tar", "out/a.tar", "out/b.tar", "out/deep/c.tar", "out/deep/d.txt",
+    ]  # fmt: skip
+
+
 def test_numbered_names_go_side_by_side_and_nothing_is_asked_for_them() -> None:
     pairs = make_pairs("gs://b/original-{0008..0010}.tar", "gs://b/rescaled-{0008..0010}.tar", STORE)
     assert pairs == [(f"gs://b/original-{i:04d}.tar", f"gs://b/rescaled-{i:04d}.tar") for i in (8, 9, 10)]

@@ -61,6 +61,15 @@ def test_folders_are_classes_and_bytes_are_the_files(flowers: Path, tmp_path: Pa
     assert batch["image"].shape == (12, 8, 6, 3)
 
 
+def test_names_that_begin_with_an_underscore_are_images_too(flowers: Path, tmp_path: Path) -> None:
+    (flowers / "rose" / "_MG_0001.jpg").write_bytes(picture(98, (8, 6, 3)))
+    (flowers / "_background").mkdir()
+    (flowers / "_background" / "0.jpg").write_bytes(picture(99, (8, 6, 3)))
+    assert penstock.write_folder(flowers, tmp_path / "d").rows == 14
+    found = {str(row["path"]): str(row["label_name"]) for row in rows(tmp_path / "d")}
+    assert (found["rose/_MG_0001.jpg"], found["_background/0.jpg"]) == ("rose", "_background")
+
+
 def test_the_order_is_shuffled_by_the_seed_or_by_path(flowers: Path, tmp_path: Path) -> None:
     orders = []
     for name, options in {"a": {}, "b": {}, "c": {"seed": 1}, "d": {"shuffle": False}}.items():

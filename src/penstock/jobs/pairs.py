@@ -139,15 +139,15 @@ def _found(text: str, store: Store) -> list[_Input]:
     """Return what a single name stands for: the files of a pattern or folder, else itself."""
     fs, path = store.resolve(text)
     if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
-        base, infos = expand_glob(fs, path)
+        base, infos = expand_glob(fs, path, underscores=True)
         files = [info.path for info in infos if info.type == FileType.File]
         if not files:
             raise DatasetNotFound(f"no file matches {text!r}; check the pattern, or the folder {base!r}")
         return [_Input(_like(text, path, one), one.removeprefix(base).lstrip("/")) for one in files]
     if fs.get_file_info(path).type == FileType.Directory:
-        names = [name for name, _ in list_files(fs, path)]
+        names = [name for name, _ in list_files(fs, path, underscores=True)]
         if not names:
-            raise DatasetNotFound(f"the folder {text!r} holds no files (hidden names do not count)")
+            raise DatasetNotFound(f"the folder {text!r} holds no files (names that begin with a dot do not count)")
         return [_Input(_like(text, path, posixpath.join(path, name)), name) for name in names]
     return [_named(text)]
 

@@ -176,59 +176,63 @@ def list_folder(fs: FileSystem, path: str) -> list[Any]:
     return list(fs.get_file_info(FileSelector(path)))
 
 
-def is_hidden(relative: str) -> bool:
+def is_hidden(relative: str, *, underscores: bool = False) -> bool:
     """Tell whether a relative path is skipped: a part begins with a dot, or with `_` and is no `_key=value` folder.
+
+    With `underscores` names that begin with `_` count: only Parquet datasets give them a meaning.
 
     >>> is_hidden("_temporary/0/a.parquet"), is_hidden("_day=1/a.parquet"), is_hidden("a/.b.crc")
     (True, False, True)
     """
-    parts = relative.split("/")
-    return any(_is_hidden_name(part, folder=index < len(parts) - 1) for index, part in enumerate(parts))
+    *folders, name = relative.split("/")
+    return _is_hidden_name(name, underscores) or any(_is_hidden_name(one, underscores or "=" in one) for one in folders)
 
 
-def _is_hidden_name(name: str, *, folder: bool) -> bool:
-    return name.startswith(".") or (name.startswith("_") and not (folder and "=" in name))
+def _is_hidden_name(name: str, underscores: bool) -> bool:
+    return name.startswith(".") or (name.startswith("_") and not underscores)
 
 
-def list_files(fs: FileSystem, path: str) -> list[tuple[str, int | None]]:
+def list_files(fs: FileSystem, path: str, *, underscores: bool = False) -> list[tuple[str, int | None]]:
     """Return (relative path, size) of every file below the folder `path`, hidden names left out, in UTF-8 byte order.
 
-    The size is None where the store does not tell. Costs one listing.
+    The size is None where the store does not tell. `underscores`: see `is_hidden`. Costs one listing.
     """
-    return [entry for entry in walk(fs, path) if not is_hidden(entry[0])]
+    return [
+        entry for entry in walk(fs, path, underscores=underscores) if not is_hidden(entry[0], underscores=underscores)
+    ]
 
 
-def walk(fs: FileSystem, path: str) -> list[tuple[str, int | None]]:
+def walk(fs: FileSystem, path: str, *, underscores: bool = False) -> list[tuple[str, int | None]]:
     """Return (relative path, size) of every file below the folder `path` in UTF-8 byte order.
 
-    Hidden files are told too. Hidden folders are entered on stores, where one listing gives all; local ones are told
-    by their name with a slash at the end. A link to nothing or to itself is told with size 0, so that it is met as a
-    bad file and does not vanish.
+    Hidden files are told too. Hidden folders (see `is_hidden`) are entered on stores, where one listing gives all;
+    local ones are told by their name with a slash at the end. A link to nothing or to itself is told with size 0, so
+    that it is met as a bad file and does not vanish.
 
     Raises:
         DatasetNotFound: there is no such folder.
     """
     try:
-        found = list(_walk_local(path, "") if isinstance(fs, LocalFileSystem) else _walk_store(fs, path))
+        found = list(_walk_local(path, "", underscores) if isinstance(fs, LocalFileSystem) else _walk_store(fs, path))
     except (FileNotFoundError, NotADirectoryError):
         raise not_found(fs, path) from None
     return sorted(found, key=lambda entry: entry[0].encode("utf-8", "surrogateescape"))
 
 
-def _walk_local(root: str, prefix: str) -> Iterator[tuple[str, int | None]]:
+def _walk_local(root: str, prefix: str, underscores: bool) -> Iterator[tuple[str, int | None]]:
     """List by hand: pyarrow hides dangling links (a git-annex file that was not fetched) and enters hidden folders."""
     folders = []
     with os.scandir(os.path.join(root, prefix)) as entries:
         for entry in entries:
             if _is_folder(entry):
-                if _is_hidden_name(entry.name, folder=True):
+                if _is_hidden_name(entry.name, underscores or "=" in entry.name):
                     yield f"{prefix}{entry.name}/", None
                 elif not entry.is_symlink() or not leads_back(entry.path, root):
                     folders.append(f"{prefix}{entry.name}/")
             else:
                 yield f"{prefix}{entry.name}", _size(entry)
     for folder in folders:
-        yield from _walk_local(root, folder)
+        yield from _walk_local(root, folder, underscores)
 
 
 def leads_back(link: str, root: str) -> bool:

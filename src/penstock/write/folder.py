@@ -26,7 +26,7 @@ from penstock.options import one_of
 from penstock.progress import progress
 from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
-from penstock.storage import is_hidden, resolve, walk
+from penstock.storage import list_files, resolve
 from penstock.write.captions import Captions, find_captions
 from penstock.write.images import (
     HEAD_BYTES,
@@ -104,7 +104,7 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
         >>> penstock.write_folder("flowers", "flowers-dataset")
 
     Args:
-        path: the folder; a path or URL. Hidden names and files that are no images are passed over.
+        path: the folder; a path or URL. Names that begin with a dot and files that are not images are passed over.
         url: the dataset to write.
         labels: whether folders are labels; None: if images are in folders, which then all of them have to be.
         captions: False: none; True: needed; a name: this table in `path`; None: if there are any.
@@ -157,10 +157,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _names(fs: FileSystem, root: str) -> list[str]:
-    """Return the relative paths of all files but hidden ones."""
+    """Return the relative paths of all files, but not of those whose names begin with a dot."""
     if fs.get_file_info(root).is_file:
         raise DatasetNotFound(f"{root!r} is a file; give the folder that holds the images")
-    return [name for name, _ in walk(fs, root) if not is_hidden(name)]
+    return [name for name, _ in list_files(fs, root, underscores=True)]
 
 
 def _classes(root: str, images: Sequence[str], labels: bool | None) -> dict[str, int] | None:

@@ -2,16 +2,20 @@
 
 import datetime
 import os
+import re
 import subprocess
 import sys
 from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from penstock.dataset.partitions import cast_partition, find_partitions, keys_of
-from penstock.errors import SchemaError
+import penstock
+from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value
+from penstock.doctor import rewrite
+from penstock.errors import BadFile, SchemaError
 
 
 def column(*values: str, name: str = "k"):
@@ -25,17 +29,25 @@ def test_keys_are_decoded():
 
 
 def test_whole_numbers_are_int64():
-    found = column("3", "-1", "007", str(2**63 - 1))
+    found = column("3", "-1", "0", str(2**63 - 1))
     assert found.field == pa.field("k", pa.int64(), nullable=False)
     assert found.values.dtype == np.int64
-    assert found.values.tolist() == [3, -1, 7, 2**63 - 1]
+    assert found.values.tolist() == [3, -1, 0, 2**63 - 1]
 
 
-@pytest.mark.parametrize("odd", ["x", "1.5", "", "1_000", "+1", " 1", str(2**63), "2024-01-01", "\u0663"])
+@pytest.mark.parametrize(
+    "odd", ["x", "1.5", "", "1_000", "+1", " 1", str(2**63), "2024-01-01", "\u0663", "01", "-01", "-0"]
+)
 def test_anything_else_is_a_string(odd):
     found = column("1", odd)
     assert found.field.type == pa.string()
     assert found.values == ["1", odd]
+
+
+def test_a_leading_zero_anywhere_makes_the_column_text():
+    assert column("01", "1").values == ["01", "1"]
+    assert column("1", "02", "__HIVE_DEFAULT_PARTITION__").values == ["1", "02", None]
+    assert cast_partition(column("01", "2"), pa.int64()).values.tolist() == [1, 2]
 
 
 def test_null_partitions():
@@ -84,8 +96,46 @@ def test_a_schema_decides_the_type(text, kind, value):
     assert found.constant(1, 1).to_pylist() == [None]
 
 
-def test_leading_zeros_survive_where_the_schema_says_string():
-    assert cast_partition(column("007", "010"), pa.string()).values == ["007", "010"]
+@pytest.mark.parametrize(
+    ("folder", "values", "wrong"),
+    [
+        ("1", pa.array([1, 1, 1], pa.int8()), None),
+        ("01", pa.array([1, 1]), None),
+        ("1", pa.array([1, 1, 2]), "folder k=1, and holds 2 in row 12"),
+        ("1", pa.array([1, None]), "folder k=1, and holds None in row 11"),
+        ("01", pa.array(["01", "1"]), "folder k=01, and holds '1' in row 11"),
+        ("x", pa.array([1]), "folder k=x, and the column is int64"),
+        ("x", pa.array([[1]]), "folder k=x, and the column is list"),
+        ("a%20b", pa.array(["a b"]).dictionary_encode(), None),
+        ("a", pa.array(["a", "b"]).dictionary_encode(), "holds 'b' in row 11"),
+        ("__HIVE_DEFAULT_PARTITION__", pa.array([None, None], pa.int64()), None),
+        ("__HIVE_DEFAULT_PARTITION__", pa.array([None, 7]), "holds 7 in row 11"),
+        ("nan", pa.array([float("nan")]), None),
+        ("1.5", pa.array([1.5], pa.float32()), None),
+        ("2024-02-01", pa.array([datetime.date(2024, 2, 1)]), None),
+        ("2024-02-01", pa.array([datetime.date(2024, 2, 2)]), r"holds datetime.date\(2024, 2, 2\)"),
+        ("1", pa.array([], pa.string()), None),
+    ],
+)
+def test_a_column_that_repeats_a_folder_is_compared_with_it(folder, values, wrong):
+    found = other_value(pa.chunked_array([values]), "k", f"j=1/k={folder}/x.parquet", 10)
+    assert found is None if wrong is None else re.search(wrong, found)
+    assert other_value(pa.chunked_array([values]), "other", f"k={folder}/x.parquet") is None
+
+
+def test_a_file_in_the_folder_of_another_value_is_an_error_when_that_column_is_read(tmp_path):
+    for folder, value in (("1", 1), ("2", 1)):
+        (tmp_path / "d" / f"k={folder}").mkdir(parents=True)
+        pq.write_table(pa.table({"id": [1, 2], "k": [value, value]}), tmp_path / "d" / f"k={folder}" / "a.parquet")
+    ds = penstock.open(tmp_path / "d")
+    message = r"k=2/a.parquet, row group 0, column 'k': it lies in the folder k=2, and holds 1 in row 0.*columns="
+    with pytest.raises(BadFile, match=message):
+        ds.take([0, 2])
+    with pytest.raises(BadFile, match="folder k=2"):
+        penstock.open(tmp_path / "d", filters=[("k", "=", 1)])
+    with pytest.raises(BadFile, match="folder k=2"):
+        rewrite(tmp_path / "d", tmp_path / "new")
+    assert penstock.open(tmp_path / "d", columns=["id"]).take([0, 2])["id"].tolist() == [1, 1]
 
 
 def test_a_value_that_does_not_fit_is_named():

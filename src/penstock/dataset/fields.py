@@ -33,6 +33,8 @@ class Known:
     stored_in: str
     """The file that holds the stored schema."""
     given: Unischema | None
+    typed: frozenset[str] = frozenset()
+    """Partition columns that have the type with which they were written."""
 
     @property
     def available(self) -> dict[str, pa.Field]:
@@ -134,7 +136,7 @@ def _infer(fields: list[pa.Field], wanted: list[str] | None) -> dict[str, Unisch
 def _finish(known: Known, fields: dict[str, UnischemaField]) -> Columns:
     told = {name for schema in (known.given, known.stored) if schema is not None for name in schema.fields}
     partitions = {
-        name: _as_told(partition, fields[name]) if name in told else partition
+        name: _as_told(partition, fields[name]) if name in told - known.typed else partition
         for name, partition in known.partitions.items()
         if name in fields
     }

@@ -23,7 +23,7 @@ from penstock.dataset.agree import cast_column, check_agreement, merge_schemas, 
 from penstock.dataset.discover import DataFile, Root, find_files
 from penstock.dataset.fields import Columns, Known, check_stored, decide_columns
 from penstock.dataset.footers import read_footer
-from penstock.dataset.partitions import find_partitions
+from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value
 from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, RowGroup, read_columns
 from penstock.dataset.scan import Scan, rows_of, scan_files
 from penstock.dataset.sizes import fixed_bytes, variable_bytes
@@ -67,6 +67,8 @@ class ParquetSource:
     """Value per file of each partition column."""
     fingerprint: str
     """32 hex digits over relative paths, sizes and rows of row groups: the same for a copy, other for other data."""
+    repeated: frozenset[str]
+    """Columns that the files hold and folder names repeat: both have to say the same."""
     skipped: list[tuple[str, str]]
     """Path and reason of what was left out under on_error="skip"."""
 
@@ -95,6 +97,9 @@ class ParquetSource:
         self._partitions = columns.partitions
         self._footers = scan.footers
         self._fields = {field.name: field for field in columns.arrow_schema}
+        folders = dict.fromkeys(relative.rpartition("/")[0] for relative in self.files)
+        keys = frozenset(key for folder in folders for key in keys_of(f"{folder}/"))
+        self.repeated = keys & self._fields.keys() - self._partitions.keys()
         self._bytes: dict[str, float] = {}
         self._conforming: tuple[pa.Schema, ...] = ()
         self._lock = threading.Lock()
@@ -123,6 +128,9 @@ class ParquetSource:
         if not columns:
             return pa.table({"": pa.nulls(num_rows)}).select([])
         table = self._read(chunk, physical) if physical else None
+        for name in physical:
+            if name in self.repeated:
+                self._check_folder(table, chunk, name)
         if table is not None and table.schema.equals(schema):
             return table
         arrays = [self._column(table, chunk, field) for field in schema]
@@ -160,6 +168,12 @@ class ParquetSource:
             return self._partitions[field.name].constant(int(self.chunk_file[chunk]), int(self.chunk_rows[chunk]))
         column = table.column(field.name)
         return column if column.type == field.type else self._cast(column, chunk, field)
+
+    def _check_folder(self, table: Any, chunk: int, name: str) -> None:
+        wrong = other_value(table.column(name), name, self.files[self.chunk_file[chunk]])
+        if wrong is not None:
+            cure = "move the file, or write it again; open with columns= that leave it out to read the others"
+            raise self._row_group(chunk).bad(wrong, cure, column=name)
 
     def partition_scalar(self, name: str, file: int) -> pa.Scalar:
         """Return the value of a partition column in a file, as Arrow."""
@@ -281,9 +295,12 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     scan = scan_files(files, on_error=on_error, stored_schemas=schema is None)
     base = _flatten(scan.schemas[0][0], scan.schemas[0][1])
     partitions = find_partitions([file.relative for file in scan.files])
-    # A column that the files hold is read from them; the folder name only repeats it.
+    # A column that the files hold is read from them; the folder name only repeats it (see `_check_folder`).
     partitions = {name: part for name, part in partitions.items() if name not in base.names}
-    known = Known(base, partitions, *(_stored_schema(scan) if schema is None else (None, "")), schema)
+    types = _partition_types(scan)
+    partitions = {name: cast_partition(part, types.get(name, part.field.type)) for name, part in partitions.items()}
+    typed = frozenset(types) & partitions.keys()
+    known = Known(base, partitions, *(_stored_schema(scan) if schema is None else (None, "")), schema, typed)
     wanted = known.wanted(columns)
     if schema is None:
         check_stored(_all_stored(scan), wanted)
@@ -321,6 +338,24 @@ def _stored_schema(scan: Scan) -> tuple[Unischema | None, str]:
         return found if found[0] is not None else (find_schema(scan.metadata, path=first.path), first.path)
     stored = find_schema(scan.metadata, path=first.path)
     return (stored, first.path) if stored is not None else _schema_beside(first.root, ("_common_metadata",))
+
+
+def _partition_types(scan: Scan) -> dict[str, pa.DataType]:
+    """Return the types with which partition columns were written, as far as files store them.
+
+    Raises:
+        SchemaError: files were written with different types.
+    """
+    found: dict[str, tuple[pa.DataType, str]] = {}
+    for types, path in scan.partition_types:
+        for name, kind in types.items():
+            known, where = found.setdefault(name, (kind, path))
+            if known != kind:
+                raise SchemaError(
+                    f"the files disagree: the partition column {name!r} was written as {kind} in {path} but as "
+                    f"{known} in {where}; open them apart, or give {name!r} one type through schema="
+                )
+    return {name: kind for name, (kind, _) in found.items()}
 
 
 def _all_stored(scan: Scan) -> list[tuple[Unischema, str]]:

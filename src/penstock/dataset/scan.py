@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.dataset.discover import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, read_footer
 from penstock.errors import BadFile, CodecError, MetadataError, PenstockError
-from penstock.schema.stored import SCHEMA_KEY, find_schema
+from penstock.schema.stored import SCHEMA_KEY, find_schema, partition_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,6 +46,8 @@ class Scan:
     """Key-value metadata of the first file."""
     stored: list[tuple[Unischema, str]]
     """The schemas that our writers stored in footers, each with the first file that has it; none if not asked for."""
+    partition_types: list[tuple[Mapping[str, pa.DataType], str]]
+    """The Arrow types of partition columns that go with `stored`."""
     skipped: list[tuple[str, str]]
     """Path and reason of each file left out."""
     footers: FooterCache
@@ -64,7 +66,7 @@ class _Scanner:
         self.base: Footer | None = None
         self.base_arrow_part: bytes | None = None
         self.schemas: list[tuple[pa.Schema, int]] = []
-        self.stored: dict[bytes, tuple[Unischema, int]] = {}
+        self.stored: dict[bytes, tuple[Unischema, Mapping[str, pa.DataType], int]] = {}
         self._lock = threading.Lock()
 
     def read_all(self, indices: range) -> None:
@@ -92,13 +94,15 @@ class _Scanner:
 
     def note_stored(self, index: int, stored: bytes) -> None:
         known = self.stored.get(stored)
-        if known and known[1] <= index:
+        if known and known[2] <= index:
             return
-        schema = known[0] if known else find_schema({SCHEMA_KEY: stored}, path=self.files[index].path)
+        path = self.files[index].path
+        schema = known[0] if known else find_schema({SCHEMA_KEY: stored}, path=path)
+        types = known[1] if known else partition_types(stored, path=path)
         if schema is not None:
             with self._lock:
-                first = self.stored.get(stored, (schema, index))[1]
-                self.stored[stored] = schema, min(first, index)
+                first = self.stored.get(stored, (schema, types, index))[2]
+                self.stored[stored] = schema, types, min(first, index)
 
     def compare(self, index: int, footer: Footer) -> None:
         """Note the schema if it is a new one. Almost always it equals the first one, which takes 2 microseconds."""
@@ -187,6 +191,7 @@ def _collect(scanner: _Scanner) -> Scan:
             footer = scanner.cache.get(old)
             if footer is not None:
                 cache.put(new, footer)
+    stored = sorted(scanner.stored.values(), key=lambda one: one[2])
     return Scan(
         files=[scanner.files[index] for index in good],
         sizes=[scanner.sizes[index] for index in good],
@@ -194,7 +199,8 @@ def _collect(scanner: _Scanner) -> Scan:
         rows=[scanner.rows[index] for index in good],
         schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=_second)],
         metadata=(scanner.base and scanner.base.arrow.metadata) or {},
-        stored=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.stored.values(), key=_second)],
+        stored=[(schema, scanner.files[index].path) for schema, _, index in stored],
+        partition_types=[(types, scanner.files[index].path) for _, types, index in stored],
         skipped=[(scanner.files[index].path, str(scanner.bad[index])) for index in sorted(scanner.bad)],
         footers=cache,
     )

@@ -17,8 +17,10 @@ from penstock.dataset.agree import cast_column, decoded, merge_schemas
 from penstock.dataset.common_metadata import read_common_metadata
 from penstock.dataset.discover import find_files
 from penstock.dataset.footers import READ_ERRORS
+from penstock.dataset.partitions import other_value
 from penstock.dataset.read import FileTouched, RowGroup, verifying
 from penstock.errors import BadFile
+from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.write.sources import Tables
 
@@ -101,8 +103,11 @@ class StoredRows:
                 reader = pq.ParquetFile(
                     stream, metadata=footer.arrow, pre_buffer=False, buffer_size=_STREAM_BYTES, **_VERIFY
                 )
+                first = 0
                 try:
                     for batch in reader.iter_batches(batch_rows):
+                        self._check_folder(batch, file, first)
+                        first += batch.num_rows
                         yield self._conform(batch, constants)
                 except READ_ERRORS:
                     _check(group, stream)
@@ -112,6 +117,15 @@ class StoredRows:
             if isinstance(error, BadFile):
                 raise  # says it already
             raise group.bad(f"cannot be read ({error})", "write the file again, or leave it out") from error
+
+    def _check_folder(self, batch: pa.RecordBatch, file: int, first: int) -> None:
+        table = flatten_structs(pa.Table.from_batches([batch])) if self.source.repeated else None
+        for name in self.source.repeated:
+            wrong = other_value(table.column(name), name, self.source.files[file], first)
+            if wrong is not None:
+                path = self._files[file].path
+                message = f"{path}, column {name!r}: {wrong}; move the file, or write it again"
+                raise BadFile(message, path=path, column=name)
 
     def _conform(self, batch: pa.RecordBatch, constants: dict[str, pa.Scalar]) -> pa.RecordBatch:
         """Return a batch with the columns and types of `schema`."""

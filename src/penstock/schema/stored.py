@@ -6,11 +6,13 @@ the pickle that Petastorm left, which `petastorm_pickle` reads without running i
 
 from __future__ import annotations
 
+import base64
 import json
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.codecs import codec_from_json, codec_to_json
 from penstock.errors import CodecError, MetadataError, SchemaError
@@ -39,10 +41,31 @@ _DTYPE_NAMES: dict[Any, str] = {
 _DTYPES: dict[str, Any] = {name: kind for kind, name in _DTYPE_NAMES.items()}
 
 
-def schema_to_json(schema: Unischema) -> str:
-    """Return the stored text; equal schemas give equal texts. CodecError where a codec is not registered."""
+def schema_to_json(schema: Unischema, partitions: pa.Schema | None = None) -> str:
+    """Return the stored text; equal schemas give equal texts. CodecError where a codec is not registered.
+
+    `partitions` has the Arrow types of columns that are stored as folder names, which no file tells.
+    """
     fields = [_field_to_json(f) for f in schema.fields.values()]
-    return json.dumps({"version": _VERSION, "name": schema._name, "fields": fields})
+    stored = {"version": _VERSION, "name": schema._name, "fields": fields}
+    if partitions is not None and len(partitions):
+        stored["partitions"] = base64.b64encode(partitions.serialize().to_pybytes()).decode()
+    return json.dumps(stored)
+
+
+def partition_types(text: str | bytes, *, path: str) -> dict[str, pa.DataType]:
+    """Return the Arrow types of partition columns that go with a stored schema; MetadataError names the file `path`."""
+    try:
+        stored = json.loads(text).get("partitions")
+        if stored is None:
+            return {}
+        found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored, validate=True)))
+    except (ValueError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException) as exc:
+        raise MetadataError(
+            f"{path}: the stored schema under {SCHEMA_KEY.decode()!r} is damaged: {exc!r}; write the file again, or "
+            "pass schema= to open without it"
+        ) from exc
+    return dict(zip(found.names, found.types, strict=True))
 
 
 def schema_from_json(text: str | bytes) -> Unischema:

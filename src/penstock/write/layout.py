@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import leaf_of
 from penstock.codecs.base import has_cells
+from penstock.dataset.partitions import can_be_folder
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 from penstock.schema.stored import SCHEMA_KEY, schema_to_json
 from penstock.write.options import AUTO, Compression
@@ -46,7 +47,8 @@ class Layout:
     def in_files(self) -> pa.Schema:
         """The schema of every file: without the partition columns, with the stored schema in its metadata."""
         fields = [field for field in self.columns if field.name not in self.partition_by]
-        return pa.schema(fields, metadata={SCHEMA_KEY: schema_to_json(self.unischema).encode()})
+        partitions = pa.schema([self.columns.field(name) for name in self.partition_by])
+        return pa.schema(fields, metadata={SCHEMA_KEY: schema_to_json(self.unischema, partitions).encode()})
 
     @property
     def whole(self) -> pa.Schema:
@@ -166,12 +168,13 @@ def _check_partition(name: str, columns: pa.Schema, cells: frozenset[str]) -> No
     if name not in columns.names:
         raise ColumnNotFound(f"partition_by: no column {name!r}; {close_names(name, columns.names)}")
     kind = columns.field(name).type
-    refused = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_duration, pa.types.is_time)
-    if name in cells or any(is_kind(kind) for is_kind in refused):
+    if name in cells or not can_be_folder(kind):
         raise SchemaError(
-            f"partition_by: column {name!r} is stored as {kind}; only numbers, strings, booleans, dates, timestamps "
-            "and decimals can be folder names"
+            f"partition_by: column {name!r} is stored as {kind}, which a folder name does not keep; only numbers, "
+            "strings, booleans, dates, timestamps and decimals can be folder names: cast it to one of them"
         )
+    if not name:
+        raise SchemaError("partition_by: a column without a name cannot be a folder; rename it")
     if name.startswith("."):
         raise SchemaError(
             f"partition_by: column {name!r} would make folders that readers skip as hidden; rename the column"

@@ -2,17 +2,20 @@
 
 Sits between the encoded batches and `files`: says which rows go to which folder (`country=NZ/year=2024`). Values are
 %-encoded where Hive and Spark do it (Petastorm decodes none, so a space stays a space), a null is
-`__HIVE_DEFAULT_PARTITION__`, booleans are `true` and `false`, instants are times in UTC. Opens nothing.
+`__HIVE_DEFAULT_PARTITION__`, booleans are `true` and `false`, instants are times in UTC. The types of the columns are
+stored with the schema (see `layout`); a value that would not read back as it was is refused. Opens nothing.
 """
 
 from __future__ import annotations
 
 import datetime
+import decimal
 import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.dataset.partitions import NULL, parse
 from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -21,9 +24,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-NULL = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 """Hive's list."""
+_MOST_BYTES = 255
+"""Of a folder's name, on nearly all file systems."""
 
 
 def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -65,43 +69,83 @@ def _path(code: int, texts: list[list[str]]) -> str:
 
 def _segments(name: str, column: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
     """Return the distinct `name=value` texts of a column and each row's number among them."""
-    numbers: dict[Any, int] = {}
-    rows = [numbers.setdefault(value, len(numbers)) for value in _values(name, column)]
-    return [f"{_escaped(name)}={segment(name, value)}" for value in numbers], np.array(rows, np.int64)
+    values, codes = _distinct(column)
+    used, rows = np.unique(codes, return_inverse=True)
+    numbers: dict[str, int] = {}  # texts, not values: 0.0 equals -0.0 and nan does not equal nan
+    texts = [NULL if code < 0 else segment(name, values[code], column.type) for code in used.tolist()]
+    found = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+    return [f"{_escaped(name)}={text}" for text in numbers], found[rows.reshape(-1)]
 
 
-def _values(name: str, column: pa.Array) -> list[Any]:
+def _distinct(column: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return the values of a column, most of them once, and for each row which of them it has; -1: null."""
     import pyarrow as pa
 
-    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-        try:
-            column = column.cast(pa.timestamp("us", column.type.tz))
-        except pa.ArrowInvalid as error:
-            raise SchemaError(
-                f"partition_by: column {name!r} has nanoseconds, which folder names do not keep ({error}); round it "
-                "to microseconds"
-            ) from error
-    return list(column.to_pylist())
+    if pa.types.is_dictionary(column.type):
+        values, indices = column.dictionary, column.indices
+    elif pa.types.is_floating(column.type):  # by their bits: 0.0 equals -0.0
+        encoded = column.view(f"uint{column.type.bit_width}").dictionary_encode()
+        values, indices = encoded.dictionary.view(column.type), encoded.indices
+    else:
+        encoded = column.dictionary_encode()
+        values, indices = encoded.dictionary, encoded.indices
+    codes = indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+    if values.null_count:
+        nulls = values.is_null().to_numpy(zero_copy_only=False)
+        codes = np.where((codes >= 0) & nulls[codes], -1, codes)
+    return values, codes
 
 
-def _escaped(text: str) -> str:
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
-
-
-def segment(name: str, value: Any) -> str:
-    """Return the text of a partition value in a folder name."""
-    if value is None:
-        return NULL
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        value = value.astimezone(datetime.UTC).replace(tzinfo=None)
-    text = str(value)
+def segment(name: str, value: pa.Scalar, kind: pa.DataType) -> str:
+    """Return the text of a partition value in a folder name, once it is sure that it reads back as the same value."""
+    text = _text(name, value)
+    escaped = _escaped(text)
     if text in ("", NULL):
         raise SchemaError(
             f"partition_by: column {name!r} has the value {text!r}, which reads back as null; use another value or None"
         )
-    return _escaped(text)
+    if len(f"{_escaped(name)}={escaped}".encode()) > _MOST_BYTES:
+        raise SchemaError(
+            f"partition_by: column {name!r} has the value {text[:40]!r}..., whose folder name would be longer than "
+            f"{_MOST_BYTES} bytes, which file systems do not take; use a shorter value"
+        )
+    try:
+        same = parse(text, kind).equals(value) or text == "nan"
+    except (ValueError, NotImplementedError):  # pyarrow's are both
+        same = False
+    if not same:
+        raise SchemaError(f"partition_by: column {name!r} has the value {text}, which a folder name does not keep")
+    return escaped
+
+
+def _text(name: str, value: pa.Scalar) -> str:
+    import pyarrow as pa
+
+    kind = value.type
+    try:
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            value = value.cast(pa.timestamp("us", kind.tz))
+        found = value.as_py()
+    except pa.ArrowInvalid as error:
+        raise SchemaError(
+            f"partition_by: column {name!r} has nanoseconds, which folder names do not keep ({error}); round it "
+            "to microseconds"
+        ) from error
+    except (OverflowError, ValueError) as error:
+        raise SchemaError(f"partition_by: column {name!r} has a date outside the years 1 to 9999 ({error})") from error
+    if isinstance(found, bool):
+        return "true" if found else "false"
+    if isinstance(found, decimal.Decimal):
+        return format(found, "f")  # as digits: not every reader takes 1E-7
+    if isinstance(found, datetime.datetime):
+        if found.tzinfo is not None:
+            found = found.astimezone(datetime.UTC).replace(tzinfo=None)
+        return str(found)[:23] if kind.unit == "ms" else str(found)
+    return str(found)
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def _indices(order: NDArray[np.intp]) -> Any:

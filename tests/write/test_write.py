@@ -19,6 +19,7 @@ from penstock.schema.stored import SCHEMA_KEY, schema_from_json, schema_to_json
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.testing import assert_same, mixed, random_rows, strategies
 from penstock.write import Written, write
+from penstock.write.layout import CHECKSUMS
 from tests.depth import depth
 
 SCHEMA = Unischema(
@@ -277,3 +278,18 @@ def test_any_schema_comes_back(tmp_path_factory: pytest.TempPathFactory, data: A
             assert (got[name] is None) == (value is None)
             if value is not None:
                 assert_same(np.asarray(got[name]), np.asarray(value))
+
+
+@pytest.mark.skipif(not CHECKSUMS, reason="pyarrow writes no checksums before version 15")
+def test_pages_have_checksums(tmp_path: Path) -> None:
+    data = {"id": np.arange(5000), "image": [bytes([i % 256]) * 20 for i in range(5000)]}
+    write(data, tmp_path / "d")
+    [file] = tmp_path.glob("d/*.parquet")
+    stored = file.read_bytes()
+    footer = pq.read_metadata(file).row_group(0)
+    for index in range(footer.num_columns):
+        column = footer.column(index)
+        place = column.data_page_offset + column.total_compressed_size // 2
+        damaged = stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :]
+        with pytest.raises(OSError, match=r"(?i)checksum|crc"):
+            pq.read_table(pa.BufferReader(damaged), page_checksum_verification=True)

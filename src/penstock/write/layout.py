@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from penstock.codecs.arrow_kinds import leaf_of
 from penstock.codecs.base import has_cells
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.schema.unischema import Unischema
+
+CHECKSUMS = {"write_page_checksum": True} if "write_page_checksum" in signature(pq.ParquetWriter).parameters else {}
+"""So that readers notice flipped bits; pyarrow has it from version 15 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Layout:
         """Return the keywords of `pyarrow.parquet.ParquetWriter` for these columns.
 
         Encoded cells get no dictionary (every cell differs, and building one costs memory and time) and no statistics
-        (the least JPEG means nothing); floats get no dictionary either, which would slow reading.
+        (the least JPEG means nothing); floats get no dictionary either, which would slow reading. Pages get checksums.
         """
         flat = [field for field in self.columns if field.name not in self.cells and not pa.types.is_nested(field.type)]
         coded = [field.name for field in flat if not pa.types.is_floating(field.type)]
@@ -67,6 +72,7 @@ class Layout:
             "compression": self._compression(compression),
             "use_dictionary": coded or False,
             "write_statistics": [field.name for field in flat] or False,
+            **CHECKSUMS,
         }
 
     def _compression(self, given: Compression) -> dict[str, str] | str:

@@ -291,14 +291,25 @@ def test_what_a_killed_shuffle_left_is_removed_by_the_next_and_what_another_uses
     assert len(list(tmp_path.glob(".penstock-shuffle-*/lock"))) == 1
     (tmp_path / ".penstock-shuffle-mine").mkdir()  # no lock: not ours to judge
     (alive := tmp_path / ".penstock-shuffle-alive").mkdir()
-    with Lock(LocalFileSystem(), str(alive)) as taken:
-        assert taken
-        rewrite(frames, tmp_path / "out", shuffle=True)
-        left = sorted(path.name for path in tmp_path.glob(".penstock-shuffle-*"))
-        assert left == [".penstock-shuffle-alive", ".penstock-shuffle-mine"]
+    lock = Lock(LocalFileSystem(), str(alive))
+    assert lock.take()
+    rewrite(frames, tmp_path / "out", shuffle=True)
+    left = sorted(path.name for path in tmp_path.glob(".penstock-shuffle-*"))
+    assert left == [".penstock-shuffle-alive", ".penstock-shuffle-mine"]
+    lock.give_back()
     rewrite(frames, tmp_path / "again", shuffle=True)
     assert [path.name for path in tmp_path.glob(".penstock-shuffle-*")] == [".penstock-shuffle-mine"]
     assert stored(tmp_path / "again").equals(stored(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("how", ["discard", "write"])
+def test_what_a_killed_shuffle_left_is_removed_without_another_shuffle(frames: Path, tmp_path: Path, how: str) -> None:
+    killed_rewrite(frames, str(tmp_path / "out"), shuffle=True)
+    if how == "discard":
+        assert penstock.discard(tmp_path / "out") == 1
+    else:
+        rewrite(frames, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frames"] + ["out"] * (how == "write")
 
 
 def test_on_a_store_it_is_run_again_with_overwrite(frames: Path, monkeypatch: pytest.MonkeyPatch) -> None:

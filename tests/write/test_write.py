@@ -289,7 +289,7 @@ def test_pages_have_checksums(tmp_path: Path) -> None:
     footer = pq.read_metadata(file).row_group(0)
     for index in range(footer.num_columns):
         column = footer.column(index)
-        place = column.data_page_offset + column.total_compressed_size // 2
+        place = (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 10
         damaged = stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :]
         with pytest.raises(OSError, match=r"(?i)checksum|crc"):
             pq.read_table(pa.BufferReader(damaged), page_checksum_verification=True)

@@ -7,10 +7,8 @@ copied and never decoded, so that a JPEG stays the same bytes. The source is not
 from __future__ import annotations
 
 import contextlib
-import glob
 import logging
 import os
-import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +25,7 @@ from penstock.progress import progress
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY
 from penstock.schema.stored import PETASTORM_INDEX_KEY, PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.storage import expand_glob, has_magic, resolve
-from penstock.write.durable import Lock
+from penstock.write.durable import SHUFFLE, scratch_folder
 from penstock.write.options import AUTO, ROW_GROUP_BYTES
 from penstock.write.writer import Writer
 
@@ -44,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 MEMORY_BYTES = 1 << 30
 """Bytes of rows that a shuffle holds at once."""
-_SHUFFLE = ".penstock-shuffle-"
-"""What folders for rows that wait begin with."""
 _REPLACED = frozenset({SCHEMA_KEY, PETASTORM_SCHEMA_KEY, ROW_GROUPS_PER_FILE_KEY})
 """Metadata that is written anew."""
 _INDEXES = frozenset({PETASTORM_INDEX_KEY, INDEX_KEY})
@@ -202,25 +198,13 @@ def _is_in(place: tuple[str, str], folder: tuple[str, str]) -> bool:
     return place[0] == folder[0] and f"{place[1]}/".startswith(f"{folder[1]}/")
 
 
-@contextlib.contextmanager
-def _temporary(folder: Any, url: Any, places: dict[str, Any]) -> Iterator[str]:
+def _temporary(folder: Any, url: Any, places: dict[str, Any]) -> contextlib.AbstractContextManager[str]:
     """Give a folder for rows that wait, hidden where it lies beside the target; removed in any case.
 
-    After a kill the next shuffle in the same place removes it: the lock in it is nobody's then.
+    After a kill the next shuffle in the same place removes it, or `penstock.discard(url)`: its lock is nobody's then.
     """
     fs, path = resolve(url, **places)
     beside = os.path.dirname(path) if isinstance(fs, LocalFileSystem) else None
     if folder is None and beside is not None:
         os.makedirs(beside, exist_ok=True)
-    where = os.fspath(folder or beside or tempfile.gettempdir())
-    for left in glob.glob(os.path.join(glob.escape(where), f"{_SHUFFLE}*", "lock")):
-        other = os.path.dirname(left)
-        with contextlib.suppress(OSError), Lock(LocalFileSystem(), other) as is_dead:  # or another user's
-            if is_dead:
-                shutil.rmtree(other, ignore_errors=True)
-    made = tempfile.mkdtemp(prefix=_SHUFFLE, dir=where)
-    try:
-        with Lock(LocalFileSystem(), made):
-            yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    return scratch_folder(os.fspath(folder or beside or tempfile.gettempdir()), SHUFFLE)

@@ -119,7 +119,9 @@ class StoredRows:
             raise group.bad(f"cannot be read ({error})", "write the file again, or leave it out") from error
 
     def _check_folder(self, batch: pa.RecordBatch, file: int, first: int) -> None:
-        table = flatten_structs(pa.Table.from_batches([batch])) if self.source.repeated else None
+        if not self.source.repeated:
+            return
+        table = flatten_structs(pa.Table.from_batches([batch]))
         for name in self.source.repeated:
             wrong = other_value(table.column(name), name, self.source.files[file], first)
             if wrong is not None:

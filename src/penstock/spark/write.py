@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 import penstock.errors
-from penstock.dataset.incomplete import ALONE, BEGIN
+from penstock.dataset.incomplete import BEGIN
 from penstock.errors import DatasetExists, PenstockError, PlanError, SchemaError
 from penstock.schema.arrow import arrow_schema
 from penstock.schema.unischema import Unischema
@@ -33,13 +33,14 @@ from penstock.spark.session import cancelled_on_error, check_columns
 from penstock.spark.task import REPORT, Gate, Target, Task
 from penstock.storage import resolve
 from penstock.write.cells import refuse_names, refuse_null
-from penstock.write.durable import CANNOT, Lock, remove
+from penstock.write.durable import CANNOT, remove
 from penstock.write.finish import facts_of, finish
 from penstock.write.journal import DoneFile, Journal
 from penstock.write.layout import Layout, plan_layout
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
 from penstock.write.place import Place
-from penstock.write.stage import Stage, choose
+from penstock.write.settle import tidy
+from penstock.write.stage import Stage, claim
 from penstock.write.writer import summary
 
 if TYPE_CHECKING:
@@ -111,12 +112,10 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         _check_columns(df.columns, layout)
     facts = facts_of(layout, overwrite=overwrite)
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
-    stage = choose(Place.at(fs, path), options)
-    journal = Journal(fs, posixpath.join(stage.journal, ALONE), stage.data)
+    stage, lock = claim(Place.at(fs, path), options)
+    journal = Journal(fs, stage.writer(None), stage.data)
     gate = Gate(posixpath.join(journal.folder, BEGIN), os.urandom(4).hex())
-    lock = Lock(fs, journal.folder)
     try:
-        lock.take()
         journal.begin({**facts, **_CURE, "run": gate.run})
         target = Target(str(url), storage_options, filesystem, stage.data, gate)
         files = _run(df, Task(target, layout, options, transform))
@@ -124,15 +123,17 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         stage.keep_only({file.path for file in files})
         files = finish(stage, facts, files)
     except BaseException:
-        lock.give_back()
         _clear(stage, gate)
+        lock.give_back()
         raise
-    lock.give_back()
     try:
         stage.show(overwrite=overwrite, files=files)
     except DatasetExists:  # nothing was moved yet; after that the files are the target's, and must not be removed
         _clear(stage, gate)
         raise
+    finally:
+        lock.give_back()
+    tidy(stage)
     return summary(str(url), files)
 
 

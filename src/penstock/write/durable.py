@@ -2,6 +2,10 @@
 
 Used by `journal`, `stage` and `finish`. On the local filesystem a small file is written beside its place, forced to
 disk and renamed; a store shows an object only when it is complete, and has nothing to force. Knows no dataset.
+
+Locks tell what is alive: a process holds the `Lock` of each folder it works in, and the system releases it when the
+process dies. Making such a folder together with its lock, and removing folders whose lock nobody holds, are done under
+the `mutex` of the folder around them: else a folder could be taken for dead in the moment before its lock is held.
 """
 
 from __future__ import annotations
@@ -9,18 +13,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import tempfile
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 CANNOT = (OSError, NotImplementedError, pa.ArrowException)
 """What filesystems raise where something is not there or not possible."""
+SHUFFLE = ".penstock-shuffle-"
+"""Begins the names of folders in which a shuffle lets rows wait for their turn."""
+_PATIENCE_S = 10.0
+_PAUSE_S = 0.005
+_SETTLE_S = 0.05
 
 
 def put_json(fs: FileSystem, path: str, value: Mapping[str, Any]) -> None:
@@ -37,6 +49,14 @@ def put_json(fs: FileSystem, path: str, value: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
     os.replace(hidden, path)
     sync_folders(fs, [os.path.dirname(path)])
+
+
+def settle() -> None:
+    """Wait for a moment: who has put a marker on a store, which has no locks, looks again whether it is the last one.
+
+    Another writer that has found no marker puts its own within this time, unless it is held up.
+    """
+    time.sleep(_SETTLE_S)
 
 
 def sync_file(fs: FileSystem, path: str) -> None:
@@ -82,36 +102,108 @@ class Lock:
         self._path = os.path.join(folder, "lock") if isinstance(fs, LocalFileSystem) else None
         self._file: int | None = None
 
-    def __enter__(self) -> bool:
-        """Take the lock; tells whether it is surely ours, which it is not where there are no locks."""
-        return self.take() and self._file is not None
-
-    def __exit__(self, *_: object) -> None:
-        self.give_back()
-
     def take(self) -> bool:
         """Take the lock, or tell that another writer has it; a folder that is not there is made."""
         if self._path is None or self._file is not None:
             return True
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            return True
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         file = os.open(self._path, os.O_RDWR | os.O_CREAT)
+        taken = _flock(file)
+        if taken:
+            self._file = file
+        else:
+            os.close(file)
+        return taken is not False
+
+    def is_held(self) -> bool | None:
+        """Tell whether a live process has the lock; None: nobody can tell here. Makes nothing.
+
+        To be asked under the `mutex` of a folder above: the process that asks has the lock for a moment.
+        """
+        if self._path is None:
+            return None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
+            file = os.open(self._path, os.O_RDWR)
+        except FileNotFoundError:
             return False
-        except OSError:  # a filesystem without locks
-            os.close(file)
-            return True
-        self._file = file
-        return True
+        taken = _flock(file)
+        _unlock(file) if taken else os.close(file)
+        return None if taken is None else not taken
 
     def give_back(self) -> None:
         """Let others have it; twice does no harm."""
         if self._file is not None:
-            os.close(self._file)
+            _unlock(self._file)
             self._file = None
+
+
+def _flock(file: int) -> bool | None:
+    """Lock an open file or folder; False: another process holds it; None: there are no locks here."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a filesystem without locks
+        return None
+    return True
+
+
+def _unlock(file: int) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a process that was forked meanwhile has the file open
+    os.close(file)
+
+
+@contextlib.contextmanager
+def mutex(fs: FileSystem, folder: str) -> Iterator[bool]:
+    """Hold the lock of a local folder itself for a few file operations; tells whether it is held.
+
+    It is not where there are no locks, where the folder is not there, or where another process keeps it for long.
+    """
+    file = None
+    if isinstance(fs, LocalFileSystem):
+        with contextlib.suppress(OSError):  # no such folder, or Windows, which cannot open one
+            file = os.open(folder, os.O_RDONLY)
+    held = None if file is None else _flock(file)
+    end = time.monotonic() + _PATIENCE_S
+    while file is not None and held is False and time.monotonic() < end:
+        time.sleep(_PAUSE_S)
+        held = _flock(file)
+    try:
+        yield bool(held)
+    finally:
+        if file is not None:
+            _unlock(file) if held else os.close(file)
+
+
+@contextlib.contextmanager
+def scratch_folder(where: str, prefix: str) -> Iterator[str]:
+    """Give a new local folder below `where` to one process; removed at the end, or after a kill by the next call."""
+    fs = LocalFileSystem()
+    with mutex(fs, where):
+        remove_dead_scratch(where, prefix)
+        made = tempfile.mkdtemp(prefix=prefix, dir=where)
+        lock = Lock(fs, made)
+        lock.take()
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        lock.give_back()
+
+
+def remove_dead_scratch(where: str, prefix: str) -> None:
+    """Remove scratch folders that killed processes left; to be called under the `mutex` of `where`.
+
+    One without a lock file stays: it is not ours, or it is empty.
+    """
+    for entry in list(os.scandir(where)):
+        if entry.name.startswith(prefix) and os.path.exists(os.path.join(entry.path, "lock")):
+            with contextlib.suppress(OSError):  # another user's
+                if Lock(LocalFileSystem(), entry.path).is_held() is False:
+                    shutil.rmtree(entry.path, ignore_errors=True)

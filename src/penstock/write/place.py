@@ -2,15 +2,17 @@
 
 `stage` fills a folder and this module puts it in the target's place. It knows filesystems and paths, not Parquet:
 
-- nothing there, or an empty folder: one rename;
+- nothing there, or an empty folder: one rename, which fails if another writer was faster;
 - `overwrite` of a dataset: old and new swap places in one step where the system can (see `exchange`), else by two
   renames, between which the old one waits under a hidden name and is moved back if the second fails;
 - a store that cannot rename folders: a marker is put into the target, the old files are deleted, the new ones moved one
-  by one, and the marker goes last; a dataset with a marker does not open, and committing again carries on.
+  by one, and the marker goes last; a dataset with a marker does not open, and committing again carries on. Of several
+  writers that do so at once the one goes on whose folder the marker names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, Su
 
 from penstock.dataset.incomplete import JOURNAL, MARKER, hidden_name, note_path, read_json
 from penstock.errors import DatasetExists
-from penstock.write.durable import CANNOT, put_json, remove, sync_folders
+from penstock.write.durable import CANNOT, mutex, put_json, remove, settle, sync_folders
 from penstock.write.exchange import exchange
 
 if TYPE_CHECKING:
@@ -77,6 +79,10 @@ class Place:
         parent, name = posixpath.split(self.path)
         return posixpath.join(parent, hidden_name(name, token))
 
+    def mutex(self) -> contextlib.AbstractContextManager[bool]:
+        """Hold the lock of the folder that holds the target: see `durable.mutex`."""
+        return mutex(self.fs, posixpath.dirname(self.path))
+
     def is_free(self) -> bool:
         """Tell whether nothing is there, or an empty folder."""
         info = self.fs.get_file_info(self.path)
@@ -90,35 +96,75 @@ class Place:
             raise DatasetExists(
                 f"{self.path} exists already; write somewhere else, or pass overwrite=True to replace it"
             )
-        other = _other_file(self.fs, self.fs.get_file_info(self.path))
+        other = self._other_file()
         if other is not None:
             raise DatasetExists(
                 f"{self.path} holds {other!r}, which is no part of a Parquet dataset, so overwrite=True will not "
                 "replace it; write somewhere else, or remove it yourself"
             )
 
-    def show(self, folder: str) -> None:
-        """Put a complete folder in the target's place; `check` comes first."""
+    def _other_file(self) -> str | None:
+        """Return the first name below the target that no Parquet dataset would hold, or None."""
+        while True:
+            info = self.fs.get_file_info(self.path)
+            if info.type == FileType.File:
+                return None if info.path.endswith(_PARQUET) else str(info.base_name)
+            try:
+                listed = self.fs.get_file_info(FileSelector(self.path, recursive=True, allow_not_found=True))
+            except FileNotFoundError:  # another writer has just replaced it
+                continue
+            files = [str(found.path)[len(self.path) :].lstrip("/") for found in listed if found.type == FileType.File]
+            return next((relative for relative in files if not _belongs(relative)), None)
+
+    def show(self, folder: str, *, overwrite: bool) -> None:
+        """Put a complete folder in the target's place.
+
+        Raises:
+            DatasetExists: something is there that may not be replaced, also if it appeared a moment ago.
+        """
         if not can_rename(self.fs):
             self._move_files(folder)
             return
-        if _is_empty(self.fs, self.fs.get_file_info(self.path)):
-            _remove_empty(self.fs, self.path)
-        if self.fs.get_file_info(self.path).type == FileType.NotFound:
-            _move(self.fs, folder, self.path)
-        elif not (isinstance(self.fs, LocalFileSystem) and exchange(folder, self.path)):
-            self._replace(folder)
+        while not self._appear(folder):  # another round only where another writer has just shown or removed something
+            self.check(overwrite=overwrite)
+            if (isinstance(self.fs, LocalFileSystem) and exchange(folder, self.path)) or self._replace(folder):
+                break
         sync_folders(self.fs, [posixpath.dirname(self.path), posixpath.dirname(folder)])
 
-    def _replace(self, folder: str) -> None:
-        old = f"{folder}.old"
-        _move(self.fs, self.path, old)
+    def _appear(self, folder: str) -> bool:
+        """Rename a folder to the target; False where something other than an empty folder is there."""
+        if not self.is_free():
+            return False
+        with contextlib.suppress(*CANNOT):
+            _remove_empty(self.fs, self.path)
         try:
             _move(self.fs, folder, self.path)
+        except CANNOT:
+            if self.fs.get_file_info(self.path).type == FileType.NotFound:
+                raise
+            return False  # another writer was faster: a folder does not replace one that holds something
+        inside = posixpath.join(self.path, posixpath.basename(folder))
+        if not isinstance(self.fs, LocalFileSystem) and self.fs.get_file_info(inside).type != FileType.NotFound:
+            _move(self.fs, inside, folder)  # HDFS and fsspec move a folder into one that is there
+            return False
+        return True
+
+    def _replace(self, folder: str) -> bool:
+        """Move what is there aside and the folder to the target; False where another writer was at it as well."""
+        old = f"{folder}.old"
+        try:
+            _move(self.fs, self.path, old)
+        except CANNOT:
+            if self.fs.get_file_info(self.path).type == FileType.NotFound:
+                return False
+            raise
+        try:
+            done = self._appear(folder)
         except BaseException:
             _move(self.fs, old, self.path)
             raise
         remove(self.fs, old)
+        return done
 
     def put_back(self, folder: str) -> None:
         """Put the old dataset back that a process had moved aside when it died between the two renames."""
@@ -130,11 +176,18 @@ class Place:
     def _move_files(self, folder: str) -> None:
         """Replace the files of a target on a store; a target whose marker says `moving` has no old files left."""
         fs = self.fs
-        if (read_json(fs, self.marker) or {}).get("state") != "moving":
+        found = read_json(fs, self.marker) or {}
+        other = found.get("from")
+        if other not in (None, folder) and _files(fs, other):
+            raise self._taken(other)
+        if (found.get("state"), other) != ("moving", folder):
             put_json(fs, self.marker, {"version": 1, "state": "removing", "from": folder})
+            settle()
+            self._check_mover(folder)
             for path in _files(fs, self.path):
                 if path != self.marker:
                     fs.delete_file(path)
+            self._check_mover(folder)
             put_json(fs, self.marker, {"version": 1, "state": "moving", "from": folder})
 
         def move(path: str) -> None:
@@ -142,9 +195,30 @@ class Place:
             fs.create_dir(posixpath.dirname(target), recursive=True)
             fs.move(path, target)
 
-        with ThreadPoolExecutor(_MOVES) as pool:
-            list(pool.map(move, _files(fs, folder)))
+        try:
+            files = _files(fs, folder)
+            with ThreadPoolExecutor(_MOVES) as pool:
+                for start in range(0, len(files), _MOVES):
+                    self._check_mover(folder)
+                    list(pool.map(move, files[start : start + _MOVES]))
+        except CANNOT:
+            self._check_mover(folder)  # says so where another writer has removed the files
+            raise
+        self._check_mover(folder)
         fs.delete_file(self.marker)
+
+    def _check_mover(self, folder: str) -> None:
+        found = (read_json(self.fs, self.marker) or {}).get("from")
+        if found != folder:
+            raise self._taken(found)
+
+    def _taken(self, other: str | None) -> DatasetExists:
+        return DatasetExists(
+            f"{self.path} is being replaced by another writer at the same time"
+            + (f", from {other}" if other else "")
+            + "; what is there now is left as it is: wait until that one has ended, and write it again if it is still "
+            "to be replaced"
+        )
 
     def unmark(self) -> None:
         """Say that the files in the target itself are all there."""
@@ -160,25 +234,14 @@ def _files(fs: FileSystem, folder: str) -> list[str]:
 def _is_empty(fs: FileSystem, info: Any) -> bool:
     if info.type != FileType.Directory:
         return False
-    return not fs.get_file_info(FileSelector(info.path))
+    return not fs.get_file_info(FileSelector(info.path, allow_not_found=True))
 
 
 def _remove_empty(fs: FileSystem, path: str) -> None:
     if isinstance(fs, LocalFileSystem):
         os.rmdir(path)  # fails where a file has appeared meanwhile; delete_dir would remove that too
-    else:
+    elif fs.get_file_info(path).type == FileType.Directory:
         fs.delete_dir(path)
-
-
-def _other_file(fs: FileSystem, info: Any) -> str | None:
-    """Return the first name below a folder that no Parquet dataset would hold, or None."""
-    if info.type == FileType.File:
-        return None if info.path.endswith(_PARQUET) else str(info.base_name)
-    for found in fs.get_file_info(FileSelector(info.path, recursive=True)):
-        relative = str(found.path)[len(info.path) :].lstrip("/")
-        if found.type == FileType.File and not _belongs(relative):
-            return relative
-    return None
 
 
 def _belongs(relative: str) -> bool:
@@ -191,7 +254,10 @@ def _belongs(relative: str) -> bool:
 
 
 def _move(fs: FileSystem, source: str, target: str) -> None:
-    fs.move(source, target)
+    if isinstance(fs, LocalFileSystem):
+        os.rename(source, target)
+    else:
+        fs.move(source, target)
 
 
 __all__ = ["CANNOT", "Place", "can_rename"]

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 from penstock.dataset.incomplete import ALONE, SHARED, writers
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
 from penstock.storage.filesystem import resolve
+from penstock.write.durable import SHUFFLE, Lock, remove_dead_scratch
 from penstock.write.files import Written
 from penstock.write.finish import finish, same_layout
-from penstock.write.journal import Journal
+from penstock.write.journal import DoneFile, Journal
 from penstock.write.place import Place
 from penstock.write.stage import Stage, adopt_note, forget_shown, is_idle, unfinished
 from penstock.write.writer import summary
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
 def commit(
@@ -50,14 +51,19 @@ def commit(
         StateMismatch: the parts have different schemas, or there are more than `parts`.
     """
     place = _place(url, storage_options, filesystem)
-    shown = forget_shown(place).get(place.hidden(SHARED))
-    if shown is not None:  # an earlier call was cut short when the dataset was there
-        return Written(str(url), **shown)
+    with place.mutex():  # two at once: the second finds the parts gone
+        shown = forget_shown(place).get(place.hidden(SHARED))
+        if shown is not None:  # an earlier call was cut short when the dataset was there
+            return Written(str(url), **shown)
+        return summary(str(url), _commit(str(url), place, parts))
+
+
+def _commit(url: str, place: Place, parts: int | None) -> list[DoneFile]:
     stage = _shared(place)
     journals = _journals(stage)
     for journal in journals.values():
         journal.load()
-    _check_parts(str(url), journals, parts)
+    _check_parts(url, journals, parts)
     all_facts = [journal.facts() or {} for journal in journals.values()]
     if not all(same_layout(all_facts[0], facts) for facts in all_facts):
         raise StateMismatch(f"the parts of {url} have different schemas or partition_by; write them again alike")
@@ -65,7 +71,7 @@ def commit(
     files = finish(stage, all_facts[0], [file for journal in journals.values() for file in journal.files])
     stage.keep_only({file.path for file in files})
     stage.show(overwrite=any(facts["overwrite"] for facts in all_facts), files=files)
-    return summary(str(url), files)
+    return files
 
 
 def discard(
@@ -76,26 +82,40 @@ def discard(
 ) -> int:
     """Remove what unfinished writers of `url` left; return how many there were. A complete dataset is not touched.
 
+    What a killed `penstock rewrite --shuffle` left beside a local `url` is removed too.
+
     Raises:
         DatasetExists: a process of this machine is still writing it. (On a store nobody can tell: make sure.)
     """
     place = _place(url, storage_options, filesystem)
-    forget_shown(place)
-    adopt_note(place)
-    found = unfinished(place)
-    for stage in found:
-        for folder in writers(place.fs, stage.journal):
-            if not is_idle(place.fs, folder):
-                raise DatasetExists(f"{url} is being written by a process that is alive; end it first")
-    discard_idle(found)
+    with place.mutex() as held:
+        if held:
+            remove_dead_scratch(posixpath.dirname(place.path), SHUFFLE)
+        forget_shown(place)
+        adopt_note(place)
+        found = unfinished(place)
+        for stage in found:
+            for folder in writers(place.fs, stage.journal):
+                if not is_idle(place.fs, folder):
+                    raise DatasetExists(f"{url} is being written by a process that is alive; end it first")
+        for stage in found:
+            stage.remove()
     return len(found)
 
 
-def discard_idle(stages: Sequence[Stage]) -> None:
-    """Remove unfinished datasets on which no process of this machine is at work; those of parts stay with theirs."""
-    for stage in stages:
-        if all(is_idle(stage.fs, folder) for folder in writers(stage.fs, stage.journal)):
-            stage.remove()
+def tidy(shown: Stage) -> None:
+    """Remove what earlier writers of a target left when they died, once another one's dataset is there.
+
+    Only what is surely dead: on a store, where nobody can tell, it stays until `discard` is called.
+    """
+    with shown.place.mutex() as held:
+        if held:
+            remove_dead_scratch(posixpath.dirname(shown.place.path), SHUFFLE)
+        for stage in unfinished(shown.place):
+            locks = [Lock(stage.fs, folder) for folder in writers(stage.fs, stage.journal)]
+            known = held or bool(locks)  # without the mutex, one without a writer may be just beginning
+            if stage.folder != shown.folder and known and all(lock.is_held() is False for lock in locks):
+                stage.remove()
 
 
 def _place(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, filesystem: Any) -> Place:

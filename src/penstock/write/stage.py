@@ -10,6 +10,9 @@ left, and shows or removes it. Cases:
 - two writers at once without `part=`: each has its own hidden folder, and the second to end meets the first's dataset;
   on a store the second meets the marker of the first, and where it may overwrite it the first finds the marker not to
   be its own any more, and leaves what is there alone.
+
+Folders of live writers are never removed: a writer holds its lock until the dataset has appeared, and both choosing a
+folder and removing those of dead writers happen under the mutex of the folder that holds the target (`Place.mutex`).
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from penstock.dataset.incomplete import (
 )
 from penstock.errors import DatasetExists, DatasetIncomplete
 from penstock.storage import walk
-from penstock.write.durable import CANNOT, Lock, put_json, remove, sync_folders
+from penstock.write.durable import CANNOT, Lock, put_json, remove, settle, sync_folders
 from penstock.write.place import Place, can_rename
 
 if TYPE_CHECKING:
@@ -79,6 +82,10 @@ class Stage:
         """Where the writers' records are."""
         return posixpath.join(self.place.path, JOURNAL) if self.folder is None else f"{self.folder}/journal"
 
+    def writer(self, part: int | None) -> str:
+        """Return the folder of one writer's records and lock."""
+        return posixpath.join(self.journal, ALONE if part is None else f"{part:06d}")
+
     def make(self) -> None:
         """Make the folders; a target that is written itself gets its marker before anything else."""
         if self.folder is not None:
@@ -86,6 +93,9 @@ class Stage:
         self.fs.create_dir(self.data, recursive=True)
         if self.folder is None and read_json(self.fs, self.place.marker) is None:
             put_json(self.fs, self.place.marker, {"version": 1, "state": "writing", "token": self.token})
+            if self.token != SHARED:
+                settle()
+                self.check()  # another writer may have put its own marker at the same time: the last one counts
         self.fs.create_dir(self.journal, recursive=True)
 
     def check(self) -> None:
@@ -126,7 +136,7 @@ class Stage:
             self.place.check(overwrite=overwrite)
         sync_folders(self.fs, [self.data])
         put_json(self.fs, f"{self.folder}/{_SHOWN}", {"inode": _inode(self.fs, self.data), **numbers(files)})
-        self.place.show(self.data)
+        self.place.show(self.data, overwrite=overwrite)
         self._forget()
 
     def shown(self) -> dict[str, Any] | None:
@@ -145,22 +155,15 @@ class Stage:
         return found
 
     def _forget(self) -> None:
-        """Remove the folder when the target has appeared: in one step by a name that nobody looks for, if that can be.
-
-        On a store, what says that the target has appeared goes last.
-        """
+        """Remove the folder when the target has appeared: what says so goes last, so that it is known after a kill."""
         if self.folder is None:
             return
-        if can_rename(self.fs):
-            gone = self.folder.removesuffix("writing") + _GONE
+        folder = self.folder
+        if can_rename(self.fs):  # in one step, by a name under which nobody writes
             with contextlib.suppress(*CANNOT):  # somebody else may have been faster
-                self.fs.move(self.folder, gone)
-            remove(self.fs, gone)
-        else:
-            for info in self.fs.get_file_info(FileSelector(self.folder, recursive=True, allow_not_found=True)):
-                if info.type == FileType.File and info.base_name != _SHOWN:
-                    remove(self.fs, info.path)
-        remove(self.fs, self.folder)
+                folder = self.folder.removesuffix("writing") + _GONE
+                self.fs.move(self.folder, folder)
+        _remove_shown(self.fs, folder)
 
     def remove_files(self, prefix: str, *, keep: Collection[str]) -> None:
         """Remove a writer's files, but for those to keep (relative paths)."""
@@ -222,8 +225,39 @@ def forget_shown(place: Place) -> dict[str, dict[str, Any]]:
             found[folder] = shown
             stage._forget()
     for folder in hidden_folders(place.fs, place.path, _GONE):
-        remove(place.fs, folder)
+        shown = read_json(place.fs, f"{folder}/{_SHOWN}")
+        if shown is not None:
+            shown.pop("inode")
+            found[folder.removesuffix(_GONE) + "writing"] = shown
+        _remove_shown(place.fs, folder)
     return found
+
+
+def _remove_shown(fs: Any, folder: str) -> None:
+    for info in fs.get_file_info(FileSelector(folder, allow_not_found=True)):
+        if info.base_name != _SHOWN:
+            remove(fs, info.path)
+    remove(fs, folder)
+
+
+def claim(place: Place, options: WriteOptions) -> tuple[Stage, Lock]:
+    """Choose the stage to write in, and take this writer's lock in it before anybody can take it for a dead one's.
+
+    Raises:
+        DatasetExists: something is at the target that may not be replaced, or another process writes this very part.
+    """
+    if isinstance(place.fs, LocalFileSystem):
+        os.makedirs(posixpath.dirname(place.path), exist_ok=True)  # the folder of the mutex
+    with place.mutex():
+        stage = choose(place, options)
+        lock = Lock(place.fs, stage.writer(options.part))
+        if not lock.take():
+            raise DatasetExists(
+                f"{place.path} is being written by another process"
+                + ("" if options.part is None else f" as part {options.part} too")
+                + "; wait until it ends, or end it"
+            )
+    return stage, lock
 
 
 def choose(place: Place, options: WriteOptions) -> Stage:
@@ -238,8 +272,9 @@ def choose(place: Place, options: WriteOptions) -> Stage:
     if stage is not None and (by_spark or (options.part is None and not options.resume)):
         if not options.overwrite:
             raise DatasetExists(_why(place))
-        stage.remove()
-        stage = None
+        if by_spark or stage.folder is not None:
+            stage.remove()
+        stage = None  # files in the target itself stay until the new ones replace them: their writer may be alive
     if stage is None:
         if options.resume and not options.overwrite and not place.is_free():
             raise DatasetExists(
@@ -298,13 +333,8 @@ def _can_resume(place: Place, folder: str) -> bool:
 
 
 def is_idle(fs: Any, folder: str) -> bool:
-    """Tell whether no live process holds the lock of this writer's folder."""
-    if fs.get_file_info(folder).type == FileType.NotFound:
-        return True
-    lock = Lock(fs, folder)
-    idle = lock.take()
-    lock.give_back()
-    return idle
+    """Tell whether no live process is known to hold the lock of this writer's folder."""
+    return not Lock(fs, folder).is_held()
 
 
 def _refuse_mixing(stage: Stage, part: int | None) -> None:

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import posixpath
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.dataset.incomplete import ALONE, writers
-from penstock.errors import DatasetExists, InternalError, SchemaError, StateMismatch
+from penstock.dataset.incomplete import writers
+from penstock.errors import InternalError, SchemaError, StateMismatch
 from penstock.progress import Progress
 from penstock.storage.filesystem import resolve
-from penstock.write.durable import Lock, remove
+from penstock.write.durable import CANNOT, remove
 from penstock.write.files import FileWriter, Written
 from penstock.write.finish import facts_of, finish, same_layout
 from penstock.write.journal import DoneFile, Journal
@@ -32,11 +31,11 @@ from penstock.write.pipeline import Pipeline
 from penstock.write.place import Place
 from penstock.write.rows import Hands, RowBuffer
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
-from penstock.write.stage import choose, numbers, unfinished
+from penstock.write.stage import claim, numbers
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.schema.unischema import Unischema
     from penstock.write.layout import Layout
@@ -101,10 +100,8 @@ class Writer:
         self._url, self._schema = str(url), schema
         layout = None if schema is None else schema_layout(schema, names)
         fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
-        self._stage = choose(Place.at(fs, path), self._options)
-        own = posixpath.join(self._stage.journal, ALONE if part is None else f"{part:06d}")
-        self._lock = Lock(fs, own)
-        self._journal = Journal(fs, own, self._stage.data)
+        self._stage, self._lock = claim(Place.at(fs, path), self._options)
+        self._journal = Journal(fs, self._stage.writer(part), self._stage.data)
         self._rows = 0
         self._hands = Hands(self._is_busy, True, *self._options.batch)
         self._buffer: RowBuffer | None = None
@@ -208,13 +205,6 @@ class Writer:
 
     def _begin(self, layout: Layout | None) -> None:
         try:
-            if not self._lock.take():
-                self._is_over = True  # nothing here is ours to remove
-                raise DatasetExists(
-                    f"{self._url} is being written by another process"
-                    + ("" if self._options.part is None else f" as part {self._options.part} too")
-                    + "; wait until it ends, or end it"
-                )
             if self._options.resume:
                 self._journal.go_on()
             else:
@@ -250,8 +240,18 @@ class Writer:
         return {}
 
     def _store(self, files: FileWriter, batch: Any) -> None:
-        files.add(batch)
+        with self._told():
+            files.add(batch)
         self._bar.update(batch.num_rows)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say so where writing fails because the dataset was discarded or replaced meanwhile."""
+        try:
+            yield
+        except CANNOT:
+            self._stage.check()
+            raise
 
     def _check_facts(self, facts: Mapping[str, Any]) -> None:
         """Refuse another schema than that of the files kept, or of the other parts."""
@@ -272,26 +272,34 @@ class Writer:
             self._flush()
             if self._pipeline is None or self._files is None:
                 raise SchemaError(f"{self._url} got neither rows nor a schema; pass schema=Unischema(...)")
-            self._pipeline.call(self._files.checkpoint)
-            if self._options.part is None:
-                self._journal.wait()
-                self._stage.check()
-                files = finish(self._stage, self._facts, self._journal.files)
-                self._stage.keep_only({file.path for file in files})
-            else:
-                self._journal.end()
-                files = self._journal.files
+            with self._told():
+                self._pipeline.call(self._files.checkpoint)
+                files = self._finish()
             self._close()
             if self._options.part is None:
                 self._stage.show(overwrite=self._options.overwrite, files=files)
         except BaseException:
             self.abort()
             raise
+        self._lock.give_back()
         self._is_over = True
         self._written = summary(self._url, files)
         if self._options.part is None:
-            self._tidy()
+            from penstock.write.settle import tidy  # late: it needs this module
+
+            tidy(self._stage)
         return self._written
+
+    def _finish(self) -> Sequence[DoneFile]:
+        """Make everything safe that belongs to the dataset, or to this part of it; return its files."""
+        if self._options.part is not None:
+            self._journal.end()
+            return self._journal.files
+        self._journal.wait()
+        self._stage.check()
+        files = finish(self._stage, self._facts, self._journal.files)
+        self._stage.keep_only({file.path for file in files})
+        return files
 
     def abort(self) -> None:
         """End the writing and commit nothing; keeps what is safe if `resume=True`. Twice does no harm.
@@ -304,14 +312,14 @@ class Writer:
                 self._flush()
                 self._pipeline.drain()  # rows that were taken may fill files
         self._close()
-        if self._is_over or self._options.resume or self._stage.is_moving():
-            return
-        self._is_over = True
-        if self._options.part is None:
-            self._stage.remove()
-        else:
-            self._stage.remove_files(self._options.prefix, keep=())
-            remove(self._stage.fs, self._journal.folder)
+        if not (self._is_over or self._options.resume or self._stage.is_moving()):
+            self._is_over = True
+            if self._options.part is None:
+                self._stage.remove()
+            else:
+                self._stage.remove_files(self._options.prefix, keep=())
+                remove(self._stage.fs, self._journal.folder)
+        self._lock.give_back()  # last: a folder whose lock is free may be removed by others
 
     def _close(self) -> None:
         self._is_open = False
@@ -320,14 +328,7 @@ class Writer:
         if self._files is not None:
             self._files.abandon()
         self._journal.close()
-        self._lock.give_back()
         self._bar.close()
-
-    def _tidy(self) -> None:
-        """Remove what earlier writers of this target left when they died: the dataset is there now."""
-        from penstock.write.settle import discard_idle
-
-        discard_idle([stage for stage in unfinished(self._stage.place) if stage.folder != self._stage.folder])
 
     def __enter__(self) -> Self:
         return self

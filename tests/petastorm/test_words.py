@@ -1,19 +1,37 @@
-"""Words that programs match on: errors and warnings of ours contain Petastorm's, with the class it raises."""
+"""Errors and warnings as Petastorm's programs know them: the class, the words that are matched on, what differs.
+
+The tests under "what differs" are named in docs/migrate_from_petastorm.md.
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
 from penstock.petastorm import TransformSpec, make_batch_reader, make_reader
 from penstock.petastorm.errors import NoDataAvailableError
+from penstock.petastorm.fs_utils import FilesystemResolver
 from penstock.petastorm.local_disk_cache import LocalDiskCache
 from penstock.petastorm.ngram import NGram
+from penstock.petastorm.predicates import (
+    in_intersection,
+    in_lambda,
+    in_negate,
+    in_pseudorandom_split,
+    in_reduce,
+    in_set,
+)
+from penstock.petastorm.selectors import SingleIndexSelector
+from penstock.petastorm.spark import _frames, _loaders, _places
+from penstock.petastorm.tools.spark_session_cli import configure_spark
 from penstock.petastorm.transform import transform_schema
-from penstock.petastorm.unischema import Unischema, UnischemaField, match_unischema_fields
+from penstock.petastorm.unischema import Unischema, UnischemaField, insert_explicit_nulls, match_unischema_fields
 from penstock.petastorm.weighted_sampling_reader import WeightedSamplingReader
 from penstock.testing import make_parquet
 
@@ -160,3 +178,155 @@ def test_a_cache_that_holds_too_few_rows(tmp_path, limit, row, shards) -> None:
     words = re.escape("Condition 'size_limit_bytes / shards < 5 * expected_row_size_bytes' needs to hold")
     with pytest.raises(ValueError, match=words):
         LocalDiskCache(tmp_path, limit, row, shards=shards)
+
+
+# -- the Spark side ---------------------------------------------------------------------------------------------------
+
+
+def test_arguments_of_a_converter() -> None:
+    with pytest.raises(ValueError, match="dtype float16 is not supported"):
+        _frames.Settings.checked(1, None, "float16")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'xyz'"):
+        _loaders.check_options({"xyz": 1})
+    for refused in (lambda: _places.place_of("/data", None), lambda: FilesystemResolver("/data")):
+        with pytest.raises(ValueError, match="scheme-less"):
+            refused()
+
+
+def test_files_that_do_not_appear(tmp_path) -> None:
+    with pytest.raises(RuntimeError, match="Timeout while waiting for all parquet-store files to appear"):
+        _places.wait_for_files([(tmp_path / "none.parquet").as_uri()], 0.01, None)
+
+
+def test_settings_of_a_session() -> None:
+    with pytest.raises(ValueError, match="key=value"):
+        configure_spark(None, argparse.Namespace(spark_session_config=["WRONG FORMAT"], master=None))
+
+
+# -- classes ----------------------------------------------------------------------------------------------------------
+
+ROW = Unischema("S", [UnischemaField("a", np.int32, (), ScalarCodec(np.int32)), UnischemaField("b", np.str_, ())])
+MISTAKES = {
+    "num_epochs=0": (ValueError, lambda url: make_reader(url, num_epochs=0)),
+    "num_epochs=1.5": (ValueError, lambda url: make_reader(url, num_epochs=1.5)),
+    "cur_shard alone": (ValueError, lambda url: make_reader(url, cur_shard=0)),
+    "shard_count alone": (ValueError, lambda url: make_reader(url, shard_count=2)),
+    "shard_count as text": (ValueError, lambda url: make_reader(url, cur_shard=0, shard_count="2")),
+    "a function as predicate": (ValueError, lambda url: make_reader(url, predicate=lambda _: True)),
+    "a predicate without fields": (ValueError, lambda url: make_reader(url, predicate=in_lambda([], lambda: True))),
+    "a number as selector": (ValueError, lambda url: make_reader(url, rowgroup_selector=5)),
+    "an index that is not stored": (
+        ValueError,
+        lambda url: make_reader(url, rowgroup_selector=SingleIndexSelector("x", [1])),
+    ),
+    "schema_fields=5": (ValueError, lambda url: make_reader(url, schema_fields=5)),
+    "schema_fields=[5]": (ValueError, lambda url: make_reader(url, schema_fields=[5])),
+    "a field that is not there": (
+        ValueError,
+        lambda url: make_reader(url, schema_fields=[UnischemaField("nope", np.int32, ())]),
+    ),
+    "a pattern of nothing": (RuntimeError, lambda url: make_reader(url, schema_fields=["nope"])),
+    "no URL": (ValueError, lambda _: make_reader(None)),
+    "no URLs": (ValueError, lambda _: make_batch_reader([])),
+    "a folder that is not there": (OSError, lambda url: make_reader(f"{url}/nowhere")),
+    "a window without overlap in parts": (
+        NotImplementedError,
+        lambda url: make_reader(
+            url, schema_fields=NGram({0: ["id"]}, 1, "id", timestamp_overlap=False), shuffle_row_drop_partitions=2
+        ),
+    ),
+    "windows of nothing": (ValueError, lambda _: NGram(None, 1, "id")),
+    "a threshold of text": (ValueError, lambda _: NGram({0: ["id"]}, "x", "id")),
+    "a timestamp of a number": (ValueError, lambda _: NGram({0: ["id"]}, 1, 5)),
+    "a text as in_lambda's fields": (ValueError, lambda _: in_lambda("id", lambda _: True)),
+    "in_negate of a number": (ValueError, lambda _: in_negate(5)),
+    "in_reduce of a number": (ValueError, lambda _: in_reduce([5], all)),
+    "a subset that is not there": (ValueError, lambda _: in_pseudorandom_split([0.5, 0.5], 2, "id")),
+    "a row without the split's field": (
+        ValueError,
+        lambda _: in_pseudorandom_split([0.5, 0.5], 0, "id").do_include({"x": 1}),
+    ),
+    "a row without in_set's field": (KeyError, lambda _: in_set([1], "id").do_include({})),
+    "in_intersection of a number": (ValueError, lambda _: in_intersection([1], "id").do_include({"id": 5})),
+    "one reader to mix": (ValueError, lambda url: WeightedSamplingReader([make_reader(url)], [1.0])),
+    "a view of a number": (ValueError, lambda _: ROW.create_schema_view([5])),
+    "a row that lacks a value": (TypeError, lambda _: ROW.make_namedtuple(a=1)),
+    "a row that lacks a field": (ValueError, lambda _: insert_explicit_nulls(ROW, {"b": "x"})),
+    "a number as text": (ValueError, lambda _: ScalarCodec(np.str_).encode(UnischemaField("b", np.str_, ()), 5)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_has_the_class_that_petastorm_raises(url, mistake) -> None:
+    kind, make = MISTAKES[mistake]
+    with pytest.raises(kind):
+        make(url)
+
+
+# -- what differs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", FACTORIES)
+def test_a_predicate_fails_when_the_reader_is_made(url, make) -> None:
+    with pytest.raises(ValueError, match="nope"):
+        make(url, predicate=in_set([1], "nope"))
+
+    def fails(_value):
+        raise ArithmeticError("of the predicate")
+
+    if make is make_reader:  # of batches it is given pandas Series
+        with pytest.raises(ArithmeticError, match="of the predicate"):
+            make(url, predicate=in_lambda(["id"], fails))
+        with (
+            make(url, predicate=in_lambda(["id"], fails), exact=False) as reader,
+            pytest.raises(ArithmeticError, match="of the predicate"),
+        ):
+            next(reader)
+
+
+def test_values_that_petastorm_took_silently_are_refused(url) -> None:
+    for wrong in ({"shuffle_row_drop_partitions": 0}, {"workers_count": 0}, {"transform_spec": 5}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            make_reader(url, **wrong)
+    with pytest.raises(ValueError, match="timesteps must be whole numbers"):
+        NGram({"a": ["id"]}, 1, "id")
+
+
+def test_a_path_is_a_local_one_and_an_unknown_scheme_is_not_found(url) -> None:
+    with make_reader(str(url).removeprefix("file://")) as reader:
+        next(reader)
+    with pytest.raises(FileNotFoundError, match="Protocol not known: nowhere"):
+        make_reader("nowhere://host/x")
+
+
+def test_batches_of_a_transform_may_be_of_any_layout_but_not_of_another_shape(url) -> None:
+    pytest.importorskip("pandas")
+
+    def reader(value, shape):
+        def add(frame):
+            frame["x"] = [value] * len(frame)
+            return frame
+
+        return make_batch_reader(url, transform_spec=TransformSpec(add, edit_fields=[("x", np.float32, shape, False)]))
+
+    columns = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    for shape in ((2, 3), (None, 3)):
+        with reader(columns, shape) as batches:
+            assert (next(batches).x[0] == columns).all()
+    with reader(columns, (2, 5)) as batches, pytest.raises(RuntimeError, match=r"shape \(2, 3\).*says \(2, 5\)"):
+        next(batches)
+
+
+def test_nothing_is_printed_at_the_end(url, tmp_path, capsys) -> None:
+    with make_reader(url, cache_type="local-disk", cache_location=str(tmp_path / "cache")) as reader:
+        next(reader)
+    reader.cleanup_cache()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_schema_is_inferred_from_an_arrow_schema_and_leaves_nothing_out(url) -> None:
+    schema = pa.schema([("id", pa.int64()), ("big", pa.uint64()), ("s", pa.struct([("a", pa.int8())]))])
+    for omit in (True, False):
+        found = Unischema.from_arrow_schema(schema, omit_unsupported_fields=omit)
+        assert list(found.fields) == ["id", "big", "s.a"]
+    assert "id" in Unischema.from_arrow_schema(pq.ParquetDataset(str(url).removeprefix("file://"))).fields

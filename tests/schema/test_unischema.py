@@ -241,7 +241,8 @@ class Kind:
 def spark(monkeypatch):
     """A pyspark of a few lines: what is made of schemas and rows can be seen without a JVM."""
     kinds = types.ModuleType("pyspark.sql.types")
-    for name in ("String", "Binary", "Boolean", "Byte", "Short", "Integer", "Long", "Float", "Double", "Decimal"):
+    scalars = "String Binary Boolean Byte Short Integer Long Float Double Decimal TimestampNTZ"
+    for name in scalars.split():
         setattr(kinds, f"{name}Type", type(f"{name}Type", (Kind,), {}))
     for name in ("StructField", "StructType"):
         setattr(kinds, name, type(name, (Kind,), {}))
@@ -270,6 +271,13 @@ def test_the_spark_schema_follows_codecs_and_petastorms_defaults(spark):
         spark.BinaryType(),
         spark.DecimalType(9, 2),
     ]
+
+
+def test_the_spark_schema_has_types_that_petastorm_lacked(spark):
+    kinds = [(np.uint32, "Long"), (np.float16, "Float"), (np.datetime64, "TimestampNTZ"), (Decimal, "Decimal")]
+    fields = [UnischemaField(f"f{i}", kind, ()) for i, (kind, _) in enumerate(kinds)]
+    found = [type(field.args[1]).__name__ for field in Unischema("x", fields).as_spark_schema().args[0]]
+    assert found == [f"{kind}Type" for _, kind in kinds]
 
 
 @pytest.mark.parametrize("field", [("x", np.float32, (3,)), ("x", None, ()), ("x", np.complex64, ())])

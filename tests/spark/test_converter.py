@@ -150,7 +150,7 @@ def test_a_codec_that_is_none_of_parquets_is_refused(spark, cache, codec) -> Non
 
 
 def test_a_dtype_that_is_none_is_refused(spark, cache) -> None:
-    with pytest.raises(ValueError, match=r"dtype must be 'float32', 'float64' or None .*; got 'float16'"):
+    with pytest.raises(ValueError, match=r"dtype float16 is not supported; give 'float32', 'float64' or None"):
         make_spark_converter(spark.range(3), dtype="float16")
     with pytest.raises(ValueError, match=r"parquet_row_group_size_bytes must be a whole number, at least 1; got 0"):
         make_spark_converter(spark.range(3), parquet_row_group_size_bytes=0)
@@ -163,7 +163,7 @@ def test_the_setting_must_be_there_and_be_a_url(spark, tmp_path) -> None:
         make_spark_converter(spark.range(3))
     spark.conf.set(KEY, str(tmp_path))
     try:
-        with pytest.raises(ValueError, match=r"has no scheme; a local folder is written file:///"):
+        with pytest.raises(ValueError, match=r"has no scheme; .*scheme-less.* file:///"):
             make_spark_converter(spark.range(3))
     finally:
         spark.conf.unset(KEY)

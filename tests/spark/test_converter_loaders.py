@@ -188,7 +188,8 @@ def test_a_loader_that_cannot_be_made_leaves_no_reader_open(converter) -> None:
 
 def test_arguments_are_checked_before_anything_is_opened(converter) -> None:
     with pytest.raises(
-        TypeError, match=r"make_batch_reader has no argument 'shufle_rows'; did you mean 'shuffle_rows'"
+        TypeError,
+        match=r"got an unexpected keyword argument 'shufle_rows'; did you mean 'shuffle_rows'",
     ):
         converter.make_torch_dataloader(num_epochs=1, shufle_rows=True)
     for make in (converter.make_torch_dataloader, converter.make_tf_dataset):

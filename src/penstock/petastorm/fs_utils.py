@@ -148,7 +148,7 @@ def checked_url(url: str) -> str:
     url = normalize_dir_url(url)
     parsed = urlsplit(url)
     if not parsed.scheme or len(parsed.scheme) == 1:  # one letter is a drive
-        raise ValueError(f"{url!r} has no scheme; a local folder is written file:///path/of/the/folder")
+        raise ValueError(f"{url!r} has no scheme; instead of a scheme-less path give file:///path/of/the/folder")
     if not parsed.netloc and parsed.scheme not in ("file", "hdfs", "memory"):
         raise ValueError(f"{url!r} names no host or bucket; wanted {parsed.scheme}://bucket/path")
     return url

@@ -144,7 +144,9 @@ def _chosen(schema: Unischema, field_regex: Iterable[str] | None, not_null: list
         wanted = [field_regex] if isinstance(field_regex, str) else list(field_regex)
         fields = list(schema.create_schema_view(wanted).fields.values())
         if not fields:
-            raise SchemaError(f"no field matches {wanted}; the dataset has {', '.join(schema.fields)}")
+            raise SchemaError(
+                f"the patterns {wanted} do not match any fields; the dataset has {', '.join(schema.fields)}"
+            )
     names = [field.name for field in fields]
     for name in not_null:
         if name not in names:

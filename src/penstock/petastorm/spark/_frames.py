@@ -40,7 +40,7 @@ class Settings:
         if codec is not None and str(codec).lower() not in CODECS:
             raise RuntimeError(f"compression_codec must be None or one of {_listed(CODECS)}; got {codec!r}")
         if dtype not in DTYPES:
-            raise ValueError(f"dtype must be 'float32', 'float64' or None (leave precision as it is); got {dtype!r}")
+            raise ValueError(f"dtype {dtype} is not supported; give 'float32', 'float64' or None (precision is left)")
         return cls(int(row_group_bytes), "uncompressed" if codec is None else str(codec).lower(), dtype)
 
 

@@ -74,7 +74,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     known = [name for name in inspect.signature(make_batch_reader).parameters if name not in _GIVEN_OTHERWISE]
     for name in options:
         if name not in known:
-            raise TypeError(f"make_batch_reader has no argument {name!r}; {close_names(name, known)}")
+            raise TypeError(
+                f"make_batch_reader got an unexpected keyword argument {name!r}; {close_names(name, known)}"
+            )
 
 
 def check_shards(options: Mapping[str, Any], stacklevel: int) -> None:

@@ -241,8 +241,9 @@ def wait_for_files(
         if (left := end - time.monotonic()) <= 0:
             shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             raise RuntimeError(
-                f"{len(missing)} of {len(urls)} files cannot be seen after {timeout_s:g} s: {shown}; they were deleted "
-                "(make the converter again), or lie where this process has no access"
+                f"Timeout while waiting for all parquet-store files to appear: {len(missing)} of {len(urls)} files "
+                f"cannot be seen after {timeout_s:g} s: {shown}; they were deleted (make the converter again), or lie "
+                "where this process has no access"
             )
         time.sleep(min(wait, left))
         wait = min(2 * wait, _LONGEST_WAIT_S)

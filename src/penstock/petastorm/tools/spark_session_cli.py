@@ -34,6 +34,6 @@ def configure_spark(spark_session_builder: Any, args: argparse.Namespace) -> Any
     for setting in args.spark_session_config or []:
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise ValueError(f"--spark-session-config takes KEY=VALUE; got {setting!r}")
+            raise ValueError(f"--spark-session-config takes key=value; got {setting!r}")
         spark_session_builder = spark_session_builder.config(key, value)
     return spark_session_builder.master(args.master) if args.master else spark_session_builder

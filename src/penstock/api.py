@@ -325,7 +325,8 @@ class Dataset:
             lanes: Lanes of the shuffled order; default: chosen to fit the window.
             on_error: "raise", or "skip" damaged rows and list them in `Loader.skipped`.
             skip_limit: With "skip": more skipped rows than this are an error.
-            pad: Fill value for columns of variable shape (or a dict of them), which otherwise come as lists.
+            pad: Fill value for columns of variable shape (or a dict of them), which otherwise come as lists; also for
+                those that the transform makes.
 
         Raises:
             PlanError: Options that contradict each other.

@@ -170,6 +170,15 @@ def test_a_null_inside_a_list_is_an_error_and_pad_the_cure(tmp_path: Path) -> No
         assert only(batches)["x"].numpy().tolist() == [[1, 0], [2, 0]]
 
 
+def test_a_padded_field_of_a_transform_is_dense(tmp_path: Path) -> None:
+    url = write(tmp_path / "a", n=pa.array([1, 3]))
+    fields = [("x", np.float32, (None, 2), False)]
+    spec = TransformSpec(lambda row: {"x": np.ones((row["n"], 2), np.float32)}, fields, selected_fields=["x"])
+    with loader(url, batch_size=2, transform=spec, pad=0) as batches:
+        assert batches.element_spec["x"].shape.as_list() == [None, None, 2]
+        assert only(batches)["x"].numpy()[0].tolist() == [[1, 1], [0, 0], [0, 0]]
+
+
 def test_a_null_partition_has_a_mask(tmp_path: Path) -> None:
     for part, value in (("p=1", 1), ("p=__HIVE_DEFAULT_PARTITION__", 2)):
         write(tmp_path / "a" / part, x=pa.array([value]))

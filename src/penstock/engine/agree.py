@@ -91,7 +91,7 @@ def columns_given(loader: Loader, index: int) -> Given | None:
     if any(one is not None for one in (finisher.transform, finisher.rowwise, finisher.fold)):
         return _seen(loader, index)
     columns = [column for column in loader._facts.columns if column.name not in finisher.unseen]
-    given = {column.name: _nulls_of(column, finisher.pad.get(column.name)) for column in columns}
+    given = {column.name: _nulls_of(column, finisher.paddings.read.get(column.name)) for column in columns}
     return given | {MASK: _all_valid} if loader._options.remainder == "pad" else given
 
 

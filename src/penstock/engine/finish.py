@@ -18,6 +18,7 @@ from penstock.codecs.arrow_fixed import fill_value
 from penstock.codecs.base import CellError, decode_column, decode_list
 from penstock.engine.chunk import CellLost, Damaged, reason_of
 from penstock.engine.memory import Cutter, aligned
+from penstock.engine.padding import Paddings
 from penstock.errors import CodecError, TransformError
 from penstock.halt import until
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from penstock.engine.columns import Column
     from penstock.engine.gather import Gathered
     from penstock.engine.memory import BlockPool
-    from penstock.engine.padding import Padding
 
 Batch = dict[str, Any]
 
@@ -111,7 +111,7 @@ class Finisher:
     columns: tuple[Column, ...]
     transform: Callable[..., Mapping[str, Any]] | None
     skip: bool
-    pad: Mapping[str, Padding] = field(default_factory=dict)
+    paddings: Paddings = field(default_factory=Paddings)
     """Columns of variable shape that become arrays."""
     wants: frozenset[str] = field(default=frozenset())
     """Which of `rng` and `positions` the transform takes."""
@@ -127,7 +127,9 @@ class Finisher:
     @property
     def does_more(self) -> bool:
         """Whether anything is done to columns that need no decoding."""
-        return bool(self.pad) or any(one is not None for one in (self.transform, self.late, self.rowwise, self.fold))
+        return bool(self.paddings.read) or any(
+            one is not None for one in (self.transform, self.late, self.rowwise, self.fold)
+        )
 
     def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
         """Return the batch and the rows that were left out of it (only under `skip`)."""
@@ -143,10 +145,12 @@ class Finisher:
             batch = {name: _keep(values, keep) for name, values in batch.items()}
         for name in self.unseen:
             del batch[name]
-        for name, padding in self.pad.items():
+        for name, padding in self.paddings.read.items():
             batch[name] = padding.stack(batch[name])
         if self.rowwise is not None:
             batch = self.rowwise(batch, num_rows - len(lost))
+            for name, padding in self.paddings.spec.items():
+                batch[name] = padding.stack(batch[name])
         if self.fold is not None and place.fold is not None:
             fold, keep = (place.fold, None) if keep is None else refold(place.fold, keep)
             batch, num_rows = self.fold(batch, fold), len(place.fold)
@@ -252,7 +256,8 @@ class Finisher:
             result = cast("Callable[..., Any]", self.transform)(batch, **extra)
         except Exception as error:
             raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
-        return checked(result, num_rows if keep is None else int(keep.sum()))
+        made = checked(result, num_rows if keep is None else int(keep.sum()))
+        return made if self.paddings.made is None else self.paddings.made(made)
 
 
 class ThreadFinisher:

@@ -109,7 +109,7 @@ class Loader:
             facts.columns,
             options.transform,
             options.on_error == "skip",
-            paddings(facts.columns, options.pad),
+            paddings(facts.columns, options.pad, rowwise=make.rowwise, has_function=options.transform is not None),
             transform_wants(options.transform),
             make.late,
             make.unseen,

@@ -1,24 +1,26 @@
 """Stack rows of different shapes into one array, filled up at the end of every axis: what `pad=` asks for.
 
-`paddings` checks the option once, when a loader is made; `Padding.stack` runs on the finished column of each batch.
+`paddings` checks the option once, when a loader is made; `Padding.stack` runs on the finished column of each batch,
+before and after a transform. What a function of the user makes is known only then: `MadePadding` looks at each batch.
 Rows that are not arrays (maps, lists of lists, dicts) have no shape to fill up and stay a list.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import PlanError, close_names
+from penstock.errors import PlanError, TransformError, close_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.engine.columns import Column
+    from penstock.schema import UnischemaField
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,10 @@ class Padding:
     shape: tuple[int | None, ...]
     """Of one row, as the schema says."""
 
-    def stack(self, rows: list[Any]) -> NDArray[Any]:
+    def stack(self, rows: Any) -> NDArray[Any]:
         """Return one array; null rows and null elements are fill. Without any values free axes have no length."""
+        if _is_dense(rows):
+            return rows  # type: ignore[no-any-return]
         arrays = [None if row is None else _filled(row, self.fill) for row in rows]
         given = [array for array in arrays if array is not None]
         shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in given), strict=True))
@@ -53,23 +57,114 @@ def _common(arrays: list[NDArray[Any]]) -> np.dtype[Any] | None:
     return np.result_type(*{array.dtype for array in arrays}) if arrays else None
 
 
-def paddings(columns: Sequence[Column], pad: Any) -> dict[str, Padding]:
-    """Return how each column is padded: `pad` is one fill for all of variable shape, or a dict of fills by column.
+def _is_dense(values: Any) -> bool:
+    return type(values) is np.ndarray and not values.dtype.hasobject
+
+
+@dataclass(frozen=True, slots=True)
+class MadePadding:
+    """How columns are padded that a function of the user has made or changed."""
+
+    fills: Mapping[str, Any]
+    """By column, where `pad=` names columns."""
+    required: frozenset[str]
+    """Columns that are named and that the dataset does not have."""
+    fill: Any = None
+    """For all columns whose rows are arrays of numbers or times, where `pad=` is one value."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the batch with what has to be padded as arrays."""
+        if missing := sorted(self.required - batch.keys()):
+            raise TransformError(f"pad= names the column {missing[0]!r}; {close_names(missing[0], batch)}")
+        return {name: self._padded(name, values) for name, values in batch.items()}
+
+    def _padded(self, name: str, values: Any) -> Any:
+        fill = self.fills.get(name, self.fill)
+        if fill is None or _is_dense(values):
+            return values
+        kinds = "biufcmMUS" if name in self.fills else "biufcmM"
+        arrays = _row_arrays(values)
+        # An empty list of Python's says nothing of its dtype.
+        given = [array for array in arrays or () if array is not None and (array.size or array.dtype != np.float64)]
+        dtype = _common(given)
+        if arrays is None or (dtype is not None and dtype.kind not in kinds):
+            if name not in self.fills:
+                return values
+            raise TransformError(
+                f"pad= names the column {name!r}, whose rows have no common shape to fill up after the transform; give "
+                "each row as an array, all with equally many axes"
+            )
+        if dtype is not None and not _fits(fill, dtype):
+            raise TransformError(
+                f"pad={fill!r} does not fit column {name!r} of {dtype}, which the transform made; give each its own: "
+                "pad={...}"
+            )
+        return Padding(fill, dtype, (None,)).stack(arrays)
+
+
+def _row_arrays(values: Any) -> list[NDArray[Any] | None] | None:
+    """Return the rows of a column as arrays; None unless all are, with equally many axes. A null row is None."""
+    if not isinstance(values, list | tuple) and not (isinstance(values, np.ndarray) and values.ndim == 1):
+        return None
+    rows: list[NDArray[Any] | None] = []
+    for value in values:
+        if value is not None and not isinstance(value, list | tuple) and not hasattr(value, "__array__"):
+            return None
+        try:
+            rows.append(value if value is None or isinstance(value, np.ndarray) else np.asarray(value))
+        except ValueError:  # a list of lists of different lengths
+            return None
+    ranks = {row.ndim for row in rows if row is not None}
+    return rows if len(ranks) == 1 and 0 not in ranks else None
+
+
+@dataclass(frozen=True, slots=True)
+class Paddings:
+    """What `pad=` asks for, at each place where columns come from."""
+
+    read: Mapping[str, Padding] = field(default_factory=dict)
+    """Columns of the dataset, before a transform sees them."""
+    spec: Mapping[str, Padding] = field(default_factory=dict)
+    """Fields that come out of a `TransformSpec`."""
+    made: MadePadding | None = None
+    """What a function gives."""
+
+
+def paddings(columns: Sequence[Column], pad: Any, *, rowwise: Any, has_function: bool) -> Paddings:
+    """Return how columns are padded: `pad` is one fill for all of variable shape, or a dict of fills by column.
+
+    `rowwise` carries out a `TransformSpec`, if there is one; `has_function`: a function of the user makes columns.
 
     Raises:
         PlanError: a name that is not there or has no variable shape, or a fill that the column's dtype cannot hold.
     """
     if pad is None:
-        return {}
+        return Paddings()
     able = {column.name: column for column in columns if _pads(column)}
-    if not isinstance(pad, dict):
-        return {name: _padding(column, pad) for name, column in able.items()}
-    for name in pad:
-        if name not in able:
+    out = {} if rowwise is None else {one.name: one for one in rowwise.fields}
+    edited = set() if rowwise is None else {one.name for one in rowwise.spec.edit_fields if None in one.shape}
+    after = {name: one for name, one in out.items() if name in edited}
+    fills = pad if isinstance(pad, dict) else dict.fromkeys([*able, *after], pad)
+    for name in fills:
+        if name not in able and name not in after and not has_function:
             raise PlanError(
-                f"pad= names the column {name!r}, which is not one of variable shape; {close_names(name, able)}"
+                f"pad= names the column {name!r}, which is not one of variable shape; "
+                f"{close_names(name, [*able, *after])}"
             )
-    return {name: _padding(able[name], fill) for name, fill in pad.items()}
+    read = {
+        name: _padding(name, _dtype(column), column.field.shape, fills[name])
+        for name, column in able.items()
+        if name in fills
+    }
+    spec = {name: padding for name, padding in read.items() if name in out}  # a function of rows may change them
+    spec |= {
+        name: _padding(name, _field_dtype(one), one.shape, fills[name]) for name, one in after.items() if name in fills
+    }
+    if not has_function:
+        return Paddings(read, spec)
+    if isinstance(pad, dict):
+        return Paddings(read, spec, MadePadding(pad, frozenset(pad.keys() - {one.name for one in columns})))
+    return Paddings(read, spec, MadePadding({}, frozenset(), pad))
 
 
 def _pads(column: Column) -> bool:
@@ -78,18 +173,21 @@ def _pads(column: Column) -> bool:
     return column.form == "ragged" and bool(column.field.shape)
 
 
-def _padding(column: Column, fill: Any) -> Padding:
-    dtype = _dtype(column)
+def _padding(name: str, dtype: np.dtype[Any] | None, shape: tuple[int | None, ...], fill: Any) -> Padding:
     if dtype is not None and not _fits(fill, dtype):
-        raise PlanError(f"pad={fill!r} does not fit column {column.name!r} of {dtype}; give each its own: pad={{...}}")
-    return Padding(fill, dtype, column.field.shape)
+        raise PlanError(f"pad={fill!r} does not fit column {name!r} of {dtype}; give each its own: pad={{...}}")
+    return Padding(fill, dtype, shape)
 
 
 def _dtype(column: Column) -> np.dtype[Any] | None:
     if column.form == "objects":
         item = getattr(column.kind, "item", None)
         return item if isinstance(item, np.dtype) else np.dtype(object)
-    kind = column.field.numpy_dtype
+    return _field_dtype(column.field)
+
+
+def _field_dtype(one: UnischemaField) -> np.dtype[Any] | None:
+    kind = one.numpy_dtype
     return np.dtype(kind) if isinstance(kind, type) and issubclass(kind, np.number | np.bool_) else None
 
 

@@ -76,11 +76,12 @@ def refuse_missing(option: str, names: Iterable[str], known: Iterable[str]) -> N
 def _stacked(dataset: Dataset, host: HostLoader) -> frozenset[str]:
     """Return the columns that may come with a mask: what is on the host tells its nulls itself."""
     finisher = host._finisher
-    columns = [one for one in host._facts.columns if one.form in ("fixed", "cells") and one.name not in finisher.pad]
+    filled = finisher.paddings.read.keys() | finisher.paddings.spec.keys()
+    columns = [one for one in host._facts.columns if one.form in ("fixed", "cells") and one.name not in filled]
     found = may_be_null(dataset._source, [one.name for one in columns])
     if finisher.rowwise is None:
         return found
     rowwise = cast("Any", finisher.rowwise)
     edited = {field.name for field in rowwise.spec.edit_fields}
-    told = {field.name for field in rowwise.fields if field.nullable and field.name in edited}
+    told = {field.name for field in rowwise.fields if field.nullable and field.name in edited - filled}
     return frozenset(told | {field.name for field in rowwise.fields if field.name in found - edited})

@@ -129,8 +129,8 @@ def _stored(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
         if column.name in finisher.unseen:
             continue
         form = column_form(column, stored.field(column.name).type)
-        if form is not None and column.name in finisher.pad:
-            form = padded(form, finisher.pad[column.name])
+        if form is not None and column.name in finisher.paddings.read:
+            form = padded(form, finisher.paddings.read[column.name])
         elif form is not None:
             form = replace(form, valid=column.name in nulls)
         forms[column.name] = form
@@ -145,9 +145,11 @@ def _promised(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
     nulls = may_be_null(dataset._source, kept)
     forms: dict[str, Form | None] = {}
     for field in rowwise.fields:
-        form = field_form(field)
+        form, padding = field_form(field), loader._finisher.paddings.spec.get(field.name)
         null = field.name in nulls if field.name in kept else field.nullable
-        forms[field.name] = None if form is None else replace(form, valid=null, loose=True)
+        if form is not None:
+            form = replace(form if padding is None else padded(form, padding), valid=null and not padding, loose=True)
+        forms[field.name] = form
     return _folded(loader, forms)
 
 

@@ -36,14 +36,30 @@ def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
         if world == 1:
             return 0, 1
         raise PlanError(f"world={world} needs rank= as well: which of the {world} parts is this?")
-    found = _from_torch() or _from_jax() or _from_environment()
-    if found is None:
-        return 0, 1
-    rank, world, where = found
-    if where not in _said:
+    rank, world, where = _found()
+    if where and where not in _said:
         _said.add(where)
         logger.info("rank %d of %d, from %s; pass rank= and world= to override", rank, world, where)
     return rank, world
+
+
+def check_still(rank: int, world: int) -> None:
+    """Raise PlanError where this process has become another rank since it found out that it is `rank` of `world`.
+
+    Lightning, for one, starts the other ranks inside `fit`: a loader made before would give every row to each of them.
+    """
+    now_rank, now_world, where = _found()
+    if now_world > 1 and (now_rank, now_world) != (rank, world):
+        raise PlanError(
+            f"the loader was made for rank {rank} of {world}, but {where} now says that this process is rank "
+            f"{now_rank} of {now_world}; make it after the ranks are started (in Lightning: in train_dataloader() or "
+            "val_dataloader() of the module or data module), or pass rank= and world="
+        )
+
+
+def _found() -> tuple[int, int, str]:
+    """Return rank, world and who says so; nobody: 0 of 1."""
+    return _from_torch() or _from_jax() or _from_environment() or (0, 1, "")
 
 
 def _from_torch() -> tuple[int, int, str] | None:

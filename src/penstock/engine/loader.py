@@ -148,6 +148,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
+        if self._options.rank is None and self._options.world is None:
+            host.check_still(self.rank, self.world)
         self._end_pass()
         if self._delivered and not self._at_pass_start():
             self._cursor = self._start_of(self._next_pass_epoch())

@@ -25,6 +25,7 @@ from penstock.engine import host
 from penstock.engine.passes import users_level
 from penstock.errors import BudgetError, DecodeError, PenstockWarning, PlanError, StateMismatch
 from penstock.torch.cell import Begun, Cell
+from penstock.torch.dealing import check_dealt_once
 from penstock.torch.hand_over import Loader
 from penstock.torch.opened import Keywords, Opening, check_keywords, columns_for, dataset_of, with_group
 from penstock.torch.post import Parcel, Receiver, Sender
@@ -80,6 +81,8 @@ class Batches(IterableDataset):  # type: ignore[misc]
         self._convert = converter(nulls, columns_for(self._shipped.dataset, options), owner=_OWNER)
         self._options: dict[str, Any] = {**with_group(options, group), "batch_size": batch_size}
         native = self._shipped.dataset.loader(**self._options)
+        self._found = self._options.get("rank") is None and self._options.get("world") is None
+        """Whether rank and world were found out, not given."""
         # Worker processes know nothing of torch.distributed.
         self._options |= {"rank": native.rank, "world": native.world}
         self._token = uuid.uuid4().hex
@@ -103,6 +106,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
         if multiprocessing.context.get_spawning_popen() is None:  # a copy, which has workers of its own
             return {**vars(self), **stays, "_at": self._place(), "_cell": None, "_orders": 0}
         if get_worker_info() is None:
+            self._check_rank()
             self._own()
         return {**vars(self), **stays, "_at": self._next_state()}
 
@@ -164,7 +168,9 @@ class Batches(IterableDataset):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
-        _check_collation(sys._getframe(1).f_locals.get("self"), info)
+        caller = sys._getframe(1).f_locals.get("self")
+        _check_collation(caller, info)
+        self._check_rank(caller)
         if info is None:
             main = self._caught_up()
             self._orders = self._cell.give_order(None)
@@ -176,6 +182,14 @@ class Batches(IterableDataset):  # type: ignore[misc]
             self._post = Sender()
         origin = _Origin(self._token, in_pass, self._post, counted=number > 0)
         return _Sending(self, origin, _Turn(number, info.id, turns, batches))
+
+    def _check_rank(self, caller: Any = None) -> None:
+        """Refuse to give rows that other ranks get too, or that somebody else would share out again."""
+        rank, world = self._options["rank"], self._options["world"]
+        check_dealt_once(self, rank, world, caller)
+        spawned = get_worker_info() is not None and self._pid == os.getpid()
+        if self._found and not spawned:  # a spawned process sees the launcher's variables, not torch.distributed
+            host.check_still(rank, world)
 
     def __len__(self) -> int:
         """Return the batches of a whole pass, wherever in it this is: what a DataLoader's `len` means."""
@@ -199,6 +213,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
         Never needed, but where a `StatefulDataLoader` with workers goes on from the end of an epoch: it tells its
         dataset nothing.
         """
+        self._check_rank()  # Accelerate calls this before it starts workers, on every rank
         main = self._caught_up()
         main.set_epoch(epoch)
         self._orders = self._cell.give_order(main.next_state())

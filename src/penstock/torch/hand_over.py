@@ -17,7 +17,7 @@ import torch
 from penstock.engine.front import Front
 from penstock.engine.passes import ENDED
 from penstock.engine.run import now
-from penstock.errors import LoaderClosed
+from penstock.errors import LoaderClosed, PlanError
 from penstock.torch.device import DeviceTransform, check_device, mover_for, pinned
 from penstock.torch.feed import Feed
 from penstock.torch.gpu import Wrapped, on_gpu
@@ -161,13 +161,20 @@ class Loader(Front):
         """Go to the beginning of pass `epoch` (of that epoch, with the default epochs=1), as a sampler would.
 
         Never needed: every pass has an order of its own. Inside the pass that a loaded state belongs to it does
-        nothing, so that a resumed run may call it before every epoch.
+        nothing, so that a resumed run may call it before every epoch; going back from there is refused.
         """
         if not isinstance(epoch, numbers.Integral) or isinstance(epoch, bool) or epoch < 0:
             raise ValueError(f"set_epoch takes a whole number from 0 on; got {epoch!r}")
         state, length = self.state_dict(), self.native._options.epochs or 1
-        if self._resumed and state["epoch"] // length == epoch:
-            return
+        current = state["epoch"] // length
+        if self._resumed and epoch <= current:
+            if epoch == current:
+                return
+            raise PlanError(
+                f"a state of pass {current} was loaded, and set_epoch({epoch}) would lose it; count the passes of a "
+                f"resumed run from {current} on: set_epoch({current}), of the DataLoader that Accelerate has prepared "
+                "where there is one (it counts from 0 by itself)"
+            )
         self._go_to(start_of(self.native, state, int(epoch) * length))
 
     def _go_to(self, state: Mapping[str, Any]) -> None:

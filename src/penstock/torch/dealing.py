@@ -1,0 +1,46 @@
+"""Refuse frameworks that would share out again what `Batches` has shared out already.
+
+`Batches` gives each rank its own part. Accelerate, and the Trainer of Transformers through it, also shares out the
+items of every IterableDataset that it prepares: process 0 reads for all of them, or each process keeps one item of W.
+Done twice, most rows would be lost. Looks only at frameworks that are imported already, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from penstock.errors import PlanError
+
+
+def check_dealt_once(batches: IterableDataset, rank: int, world: int, caller: Any = None) -> None:
+    """Raise PlanError where another framework shares out the batches of one of several ranks.
+
+    `caller` is whatever iterates `batches`; every process that iterates or starts workers has to ask.
+    """
+    if world == 1:
+        return
+    count = getattr(caller, "num_processes", 1)  # an IterableDatasetShard, of Accelerate or of Transformers
+    accelerate = sys.modules.get("accelerate.state")
+    if accelerate is not None and count == 1:
+        active = accelerate.GradientState().active_dataloader
+        if active is not None and _holds(active.dataset, batches):
+            count = accelerate.PartialState().num_processes
+    if count == 1:
+        return
+    raise PlanError(
+        f"Batches gives this process its part already (rank {rank} of {world}), and the prepared DataLoader would "
+        f"share that out among {count} processes again, so that most rows are lost; give accelerator.prepare() what "
+        "penstock.torch.loader(...) returns, which it leaves as it is, or iterate the DataLoader without preparing it "
+        "(in a Trainer: return it from get_train_dataloader()); see docs/trainers.md"
+    )
+
+
+def _holds(dataset: Any, batches: IterableDataset) -> bool:
+    """Whether a dataset is `batches`, or one that wraps it."""
+    if dataset is batches:
+        return True
+    inner = vars(dataset).values() if isinstance(dataset, IterableDataset) else ()
+    return any(isinstance(one, IterableDataset) and _holds(one, batches) for one in inner)

@@ -9,6 +9,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import UnsupportedType
@@ -288,6 +289,32 @@ def test_a_predicate_on_delivery_leaves_full_batches(numbers):
         batches = list(loader)
     assert sorted(ids(batches)) == list(range(0, NUM_ROWS, 3))
     assert [len(batch["id"]) for batch in batches] == [4] * 4 + [1]
+
+
+BIG = 2**53 + 1
+
+
+@pytest.mark.parametrize("loader_type", [DataLoader, BatchedDataLoader])
+def test_integers_with_nulls_are_never_rounded(tmp_path, loader_type):
+    """A batch may join rows of several row groups, with and without nulls."""
+    first = pa.table({"small": [1, 2, 3], "big": [BIG, 2, 3], "none": [BIG, 2, 3]})
+    second = pa.table({"small": [4, None, 6], "big": [4, None, 6], "none": [4, 5, 6]})
+    with pq.ParquetWriter(tmp_path / "a.parquet", first.schema) as writer:
+        writer.write_table(first)
+        writer.write_table(second)
+    with loader_type(make_batch_reader(tmp_path, shuffle_row_groups=False), 2) as loader:
+        batches = list(loader)
+    assert [batch["none"].tolist() for batch in batches] == [[BIG, 2], [3, 4], [5, 6]]
+    assert {batch["none"].dtype for batch in batches} == {torch.int64}
+    assert {batch["small"].dtype for batch in batches} == {torch.float64}
+    assert [batch["big"].tolist() for batch in batches[:2]] == [[BIG, 2], [3, 4]]
+    assert batches[2]["big"] == [None, 6]  # a list only where there is a null
+
+
+def test_rows_of_integers_and_floats_are_not_rounded_into_one_tensor():
+    values = [np.int64(BIG), np.float64(0.5)]
+    assert decimal_friendly_collate(values) == values
+    assert decimal_friendly_collate([np.int64(3), np.float64(0.5)]).tolist() == [3.0, 0.5]
 
 
 def test_collating_what_petastorm_collates():

@@ -305,6 +305,20 @@ def test_a_field_without_a_type_in_tensorflow_is_refused(tmp_path: Path) -> None
         make_petastorm_dataset(reader)
 
 
+def test_batches_without_a_null_come_though_others_have_some(tmp_path: Path) -> None:
+    """Such integers are float64 or objects in all batches; the tensors have the field's dtype."""
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("i", pa.int64()), ("big", pa.int64())])) as writer:
+        writer.write_table(pa.table({"i": [1, 2], "big": [2**53 + 1, 2]}))
+        writer.write_table(pa.table({"i": [3, None], "big": [None, 2]}))
+    with make_batch_reader(tmp_path.as_uri(), shuffle_row_groups=False) as reader:
+        rows = iter(make_petastorm_dataset(reader))
+        first = next(rows)
+        assert (first.i.dtype, first.big.dtype) == (tf.int64, tf.int64)
+        assert (first.i.numpy().tolist(), first.big.numpy().tolist()) == ([1, 2], [2**53 + 1, 2])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="is null"):
+            next(rows)
+
+
 def test_types_that_petastorm_refused(tmp_path: Path) -> None:
     table = {"big": pa.array([2**63], pa.uint64()), "half": pa.array(np.array([0.5], np.float16))}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")

@@ -11,7 +11,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+
+EXACT_FLOAT64 = 1 << 53
+"""A float64 holds every integer up to here."""
+
+
+def exact_in_float64(values: NDArray[Any]) -> bool:
+    """Tell whether integers stay the same as float64: none lies beyond 2**53."""
+    if not values.size or values.dtype.itemsize < 8:
+        return True
+    return bool(int(values.min()) >= -EXACT_FLOAT64 and int(values.max()) <= EXACT_FLOAT64)
+
+
+def keeps_numbers(arrays: Sequence[Any]) -> bool:
+    """Tell whether arrays or scalars of numbers keep their values in one array: floats would change large integers."""
+    dtypes = {one.dtype for one in arrays}
+    if len(dtypes) == 1 or np.result_type(*dtypes).kind not in "fc":
+        return True
+    return all(one.dtype.kind not in "iu" or exact_in_float64(one) for one in arrays)
 
 
 def keeps(values: NDArray[Any], found: NDArray[Any]) -> bool:

@@ -44,11 +44,11 @@ _CHUNK_FILE, _CHUNK_META, _CHUNK_ENCRYPTED = 1, 3, (8, 9)
 _META_TYPE, _META_ENCODINGS, _META_VALUES, _META_UNCOMPRESSED, _META_COMPRESSED = 1, 2, 5, 6, 7
 _META_DATA_PAGE, _META_DICTIONARY_PAGE, _META_STATISTICS, _META_SIZES = 9, 11, 12, 16
 _STAT_MAX_OLD, _STAT_MIN_OLD, _STAT_NULLS, _STAT_MAX, _STAT_MIN = 1, 2, 3, 5, 6
-_SIZES_UNENCODED = 1
+_SIZES_UNENCODED, _SIZES_LEVELS = 1, 3
 
 _BOOLEAN, _INT32, _INT64, _INT96, _FLOAT, _DOUBLE, _BYTE_ARRAY, _FIXED_BYTES = range(8)
 _WIDTHS = {_BOOLEAN: 1, _INT32: 4, _INT64: 8, _INT96: 12, _FLOAT: 4, _DOUBLE: 8, _BYTE_ARRAY: None}
-_REPEATED = 2
+_OPTIONAL, _REPEATED = 1, 2
 _UNSIGNED = frozenset({11, 12, 13, 14})
 """Converted types UINT_8 to UINT_64."""
 _TIMESTAMPS = {9: 1, 10: 2}
@@ -57,8 +57,8 @@ _SECOND = {1: 10**3, 2: 10**6, 3: 10**9, "s": 1, "ms": 10**3, "us": 10**6, "ns":
 """Units in a second, by the unit's number in logical types, and by Arrow's name for it."""
 _SPELLED_OUT = frozenset({0, 3, 4, 9})
 """PLAIN, RLE, BIT_PACKED and BYTE_STREAM_SPLIT: neither dictionaries nor differences."""
-_FIGURES = 8
-_UNKNOWN = (-1, -1, -1, -1, -1, -1, -1, 0)
+_FIGURES = 9
+_UNKNOWN = (-1, -1, -1, -1, -1, -1, -1, 0, -1)
 
 Bounds = tuple[bytes | None, bytes | None]
 
@@ -116,6 +116,8 @@ class ColumnChunks:
         """Bytes of all values of a column of binary or text, without lengths; from newer writers only."""
         self.spelled_out: NDArray[np.bool_] = figures[:, :, 7] == 1
         """Whether every value is stored with all its bytes, so that `uncompressed_bytes` tells their size."""
+        self._one_level_short: Integers = figures[:, :, 8]
+        """Values with all definition levels but the last: null, while everything around them is there."""
         self.flat = {leaf.path: index for index, leaf in enumerate(self.leaves) if not leaf.repeated}
         """Number of each leaf that is not inside a list, by path."""
 
@@ -168,6 +170,32 @@ class ColumnChunks:
     def below(self, name: str) -> list[int]:
         """Return the leaves of a column: of a struct or list, all that lie below it."""
         return [index for index, leaf in enumerate(self.leaves) if f"{leaf.path}.".startswith(f"{name}.")]
+
+    def null_elements(self) -> Integers:
+        """Return `null_count` without the empty and null lists that it includes; -1 where they are not told apart."""
+        counts = self.null_count.copy()
+        for index, leaf in enumerate(self.leaves):
+            if leaf.repeated:
+                optional = leaf.element.get(_ELEMENT_REPETITION) == _OPTIONAL
+                short = self._one_level_short[:, index]
+                counts[:, index] = np.where(counts[:, index] == 0, 0, short) if optional else 0
+        return counts
+
+    def largest_integer(self, leaf: int) -> int | None:
+        """Return a number that no integer of a leaf is farther from 0 than, in any row group; None if not known."""
+        kind = self.leaves[leaf]
+        unsigned = _is_unsigned(kind.element)
+        if kind.physical not in (_INT32, _INT64) or (unsigned and not kind.ordered):
+            return None
+        largest = 0
+        for group, bounds in enumerate(self._bounds):
+            least, most = bounds[leaf]
+            if least is not None and most is not None:
+                ends = (int.from_bytes(bound, "little", signed=not unsigned) for bound in (least, most))
+                largest = max(largest, *map(abs, ends))
+            elif self.null_count[group, leaf] != self.num_values[group, leaf]:
+                return None
+        return largest
 
     def range_of(self, group: int, leaf: int) -> tuple[int, int]:
         """Return start and stop of a column chunk in its file, found as pyarrow does."""
@@ -273,7 +301,15 @@ def _read_chunk(chunk: Struct, leaf: tuple[int, int | None], bounds: list[Bounds
         _integer(statistics, _STAT_NULLS, -1),
         _integer(sizes, _SIZES_UNENCODED, -1),
         int(_SPELLED_OUT.issuperset(encodings)),
+        _one_level_short(sizes.get(_SIZES_LEVELS)),
     )
+
+
+def _one_level_short(levels: Any) -> int:
+    """Return the last but one entry of a histogram of definition levels; -1 where there is none."""
+    if not isinstance(levels, list) or len(levels) < 2 or type(levels[-2]) is not int:
+        return -1
+    return levels[-2] if 0 <= levels[-2] < 1 << 63 else -1
 
 
 def _integer(struct: Struct, number: int, default: int | None = None) -> int:

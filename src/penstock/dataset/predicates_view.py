@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codecs.base import CellError
+from penstock.codecs.narrowing import exact_in_float64
 from penstock.dataset.predicates_decode import decode, one_array, row_values, take
 from penstock.errors import ColumnNotFound, DecodeError, close_names
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from penstock.dataset.parquet import ParquetSource
     from penstock.dataset.predicates_decode import Column
-
-_EXACT_FLOAT = 1 << 53
 
 
 class View:
@@ -145,32 +144,30 @@ class ChunkView(View):
         )  # fmt: skip
 
 
-def to_series(column: Column) -> Any:
-    """Return a column as a pandas Series; rows that are arrays or lists become objects."""
+def to_series(column: Column, dtype: np.dtype[Any] | None = None) -> Any:
+    """Return a column as a pandas Series; rows that are arrays or lists become objects.
+
+    `dtype` is that of integers and booleans that are null in some batch: float64, or object where float64 would change
+    a value (a Series of integers is Int64 then). None: as these values need.
+    """
     import pandas as pd
 
     if isinstance(column, list) or column.ndim > 1:
         return pd.Series(_object_array(row_values(column)), dtype=object)
     if column.dtype == np.dtype("M8[D]"):  # pandas has no days: Arrow gives it dates
         return pd.Series(_object_array([None if v is None else v.item() for v in row_values(column)]), dtype=object)
-    if not isinstance(column, np.ma.MaskedArray):
+    if not isinstance(column, np.ma.MaskedArray) and (dtype is None or column.dtype.kind not in "biu"):
         return pd.Series(column, dtype=object if column.dtype == object else None)
+    data, gone = np.ma.getdata(column), np.ma.getmaskarray(column)
     if column.dtype.kind in "iu":
-        return _nullable_integers(column)
+        if dtype == np.object_ or not exact_in_float64(data[~gone]):
+            return pd.Series(pd.arrays.IntegerArray(data.copy(), gone.copy()))
+        values = data.astype(np.float64)
+        values[gone] = np.nan
+        return pd.Series(values)
     if column.dtype.kind == "b":
         return pd.Series(_object_array(column.tolist()), dtype=object)
-    return pd.Series(column.filled())  # NaN and NaT stand under the mask
-
-
-def _nullable_integers(column: np.ma.MaskedArray[Any, Any]) -> Any:
-    import pandas as pd
-
-    there = column.compressed()
-    if len(there) and (there.max() > _EXACT_FLOAT or there.min() < -_EXACT_FLOAT):
-        return pd.Series(pd.arrays.IntegerArray(column.data.copy(), np.ma.getmaskarray(column).copy()))
-    values = column.data.astype(np.float64)
-    values[np.ma.getmaskarray(column)] = np.nan
-    return pd.Series(values)
+    return pd.Series(np.ma.filled(column))  # NaN and NaT stand under the mask
 
 
 def _object_array(values: list[Any]) -> NDArray[np.object_]:

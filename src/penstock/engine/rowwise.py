@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from penstock.codecs.narrowing import exact_in_float64
 from penstock.dataset.predicates_decode import null_rows, row_values
 from penstock.errors import TransformError
 from penstock.halt import is_halted
@@ -94,6 +95,8 @@ class FrameTransform:
     spec: TransformSpec
     fields: tuple[UnischemaField, ...]
     """What comes out."""
+    dtypes: Mapping[str, np.dtype[Any]]
+    """See `plain_array`: with them the function gets equal dtypes in all batches, with and without nulls."""
 
     def __call__(self, batch: Batch, num_rows: int) -> Batch:  # noqa: ARG002 -- as `RowTransform`
         """Return the transformed columns."""
@@ -104,7 +107,10 @@ class FrameTransform:
         from penstock.dataset.predicates_view import to_series
 
         # Plain numbers need no Series of their own, of which a table has many.
-        columns = {name: values if _is_plain(values) else to_series(values) for name, values in batch.items()}
+        columns = {
+            name: values if _is_plain(values) and name not in self.dtypes else to_series(values, self.dtypes.get(name))
+            for name, values in batch.items()
+        }
         frame = pd.DataFrame(columns, copy=False)
         del batch
         try:
@@ -133,32 +139,35 @@ class FrameTransform:
             )
 
 
-def plain_nulls(values: np.ma.MaskedArray[Any, Any]) -> NDArray[Any]:
-    """Return a column with nulls without a mask: NaN for numbers, NaT for times, None in arrays of objects.
+_NULLS: dict[str, Any] = {"f": np.nan, "m": np.timedelta64("NaT"), "M": np.datetime64("NaT")}
+"""What stands for null, by the kind of array; None in arrays of objects."""
 
-    Null elements of arrays are treated alike; where whole rows of arrays are null the rows become objects.
+
+def plain_column(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    """Return a column without a mask, see `plain_array`; where whole rows of arrays are null, rows become objects."""
+    if values.ndim > 1 and np.ma.is_masked(values) and null_rows(values).any():
+        return objects_of([None if one is None else plain_array(one, dtype) for one in row_values(values)])
+    return plain_array(values, dtype)
+
+
+def plain_array(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    """Return an array without a mask: null is NaN among numbers, NaT among times, else None in an array of objects.
+
+    Args:
+        values: A column, or an array in one row of it, with or without a mask.
+        dtype: float64 or object, of integers and booleans that have a null in some batch: all batches get it. None: as
+            these values need. Integers that a float64 would change become objects in any case.
     """
+    data, kind = np.ma.getdata(values), values.dtype.kind
+    if not np.ma.is_masked(values) and (dtype is None or kind not in "biu"):
+        return data
     gone = np.ma.getmaskarray(values)
-    if values.ndim > 1 and null_rows(values).any():
-        return objects_of([None if one is None else unmasked(one) for one in row_values(values)])
-    if values.dtype.kind in "iuf":
-        out = values.data.astype(np.float64 if values.dtype.kind in "iu" else values.dtype)
-        out[gone] = np.nan
-        return out
-    if values.dtype.kind in "mM":
-        out = values.data.copy()
-        out[gone] = np.array("NaT", values.dtype)
-        return out
-    out = values.data.astype(np.object_)
-    out[gone] = None
+    if kind in "iu" and dtype != np.object_ and exact_in_float64(data[~gone]):
+        out = data.astype(np.float64)
+    else:
+        out = data.copy() if kind in _NULLS else data.astype(np.object_)
+    out[gone] = _NULLS.get(out.dtype.kind)
     return out
-
-
-def unmasked(value: Any) -> Any:
-    """Return an array with null elements as `plain_nulls` does; anything else as it is."""
-    if not isinstance(value, np.ma.MaskedArray):
-        return value
-    return plain_nulls(value[None])[0] if np.ma.getmaskarray(value).any() else value.data
 
 
 def objects_of(values: list[Any]) -> NDArray[np.object_]:
@@ -192,14 +201,17 @@ def _is_plain(values: Any) -> bool:
 
 
 def _from_series(series: Any) -> NDArray[Any]:
-    """Return a pandas column as NumPy has it: null is NaN, NaT or None, times are UTC without saying so."""
+    """Return a pandas column as NumPy has it: null is NaN, NaT, None or masked, times are UTC without saying so."""
     dtype = series.dtype
     if isinstance(dtype, np.dtype):
         return cast("NDArray[Any]", series.to_numpy())
     if getattr(dtype, "tz", None) is not None:
         return cast("NDArray[Any]", series.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy())
     plain = getattr(dtype, "numpy_dtype", None)
-    if plain is not None and plain.kind in "iuf" and series.isna().any():
+    if plain is not None and plain.kind in "iu" and series.isna().any():
+        gone = series.isna().to_numpy()
+        return cast("NDArray[Any]", np.ma.MaskedArray(series.to_numpy(plain, na_value=0), gone))
+    if plain is not None and plain.kind == "f" and series.isna().any():
         return cast("NDArray[Any]", series.to_numpy(np.float64, na_value=np.nan))
     if plain is not None and not series.isna().any():
         return cast("NDArray[Any]", series.to_numpy(plain))

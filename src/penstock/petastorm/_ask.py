@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from penstock.engine.rowwise import FrameTransform, RowTransform, check_value
 from penstock.errors import PenstockWarning, TransformError
 from penstock.options import MEMORY_BYTES, SPAN_BYTES, LoaderOptions
 from penstock.petastorm._columns import batch_column, row_type
+from penstock.petastorm._dtypes import batch_dtypes
 from penstock.petastorm.cache import NullCache
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.ngram import NGram
@@ -145,7 +147,9 @@ class Job:
     items: Items
     drawn: int | None
     """The seed that was drawn, where none was given."""
-    unseen: frozenset[str] = frozenset()
+    unseen: frozenset[str]
+    dtypes: Mapping[str, np.dtype[Any]]
+    """Of stored columns that have nulls; see `batch_dtypes`."""
 
     @property
     def batched(self) -> bool:
@@ -161,6 +165,13 @@ class Job:
     def drew_seed(self) -> bool:
         """Whether the seed was not given."""
         return self.drawn is not None
+
+    @cached_property
+    def batch_dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The same for what is returned: fields that a transform edits have the dtype that it gives them."""
+        spec = self.asked.transform_spec
+        edited = set() if spec is None else {field.name for field in spec.edit_fields}
+        return {name: dtype for name, dtype in self.dtypes.items() if name not in edited}
 
     @property
     def step_types(self) -> dict[int, StepType]:
@@ -227,7 +238,7 @@ class Job:
         if spec is None:
             return None
         fields = tuple(self.schema.fields.values()) if self.ngram is None else tuple(_all_fields(self).values())
-        return FrameTransform(spec, fields) if self.batched else RowTransform(spec, fields, stack=False)
+        return FrameTransform(spec, fields, self.dtypes) if self.batched else RowTransform(spec, fields, stack=False)
 
     def check(self, built: Built) -> None:
         """Warn once where a transform changed a field that `edit_fields` does not name."""
@@ -293,7 +304,8 @@ def open_job(asked: Asked) -> Job:
     ds = ds.select([*wanted, *extra])
     items = _items(ds, asked, ngram)
     _warn_if_all_is_dropped(items, asked)
-    return Job(asked, ds, schema, view, ngram, items, drawn, frozenset(extra))
+    dtypes = batch_dtypes(ds._source, wanted) if asked.batched else {}
+    return Job(asked, ds, schema, view, ngram, items, drawn, frozenset(extra), dtypes)
 
 
 def _check_spec(asked: Asked, view: Unischema, ngram: NGram | None) -> None:
@@ -426,10 +438,10 @@ def _items(ds: penstock.Dataset, asked: Asked, ngram: NGram | None) -> Items:
     return Items.of_parts(counts, int(asked.drop_partitions), whole=whole, windows=windows)
 
 
-def window_columns(built: Built, types: Mapping[int, StepType]) -> dict[int, Any]:
+def window_columns(built: Built, types: Mapping[int, StepType], dtypes: Mapping[str, np.dtype[Any]]) -> dict[int, Any]:
     """Return windows as {step: named tuple of columns}."""
     first, fold = min(types), cast("Any", built.fold)
-    columns = {name: batch_column(values) for name, values in built.batch.items()}
+    columns = {name: batch_column(values, dtypes.get(name)) for name, values in built.batch.items()}
     return {
         step: make.type._make([columns[name][fold[:, step - first]] for name in make.names])
         for step, make in sorted(types.items())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.dataset.predicates_decode import row_values
-from penstock.engine.rowwise import objects_of, plain_nulls, unmasked
+from penstock.engine.rowwise import objects_of, plain_array, plain_column
 from penstock.schema.rows import row_type
 
 if TYPE_CHECKING:
@@ -60,26 +60,26 @@ def _take(values: Any, rows: NDArray[np.int64]) -> Any:
     return values[rows]
 
 
-def columns_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Any:
-    """Return a batch as a named tuple of arrays, typed as Petastorm's batch reader does."""
-    return make._make([batch_column(batch[name]) for name in names])
+def columns_of(batch: Mapping[str, Any], names: Sequence[str], make: Any, dtypes: Mapping[str, np.dtype[Any]]) -> Any:
+    """Return a batch as a named tuple of arrays, typed as Petastorm's batch reader does; `dtypes` as `batch_dtypes`."""
+    return make._make([batch_column(batch[name], dtypes.get(name)) for name in names])
 
 
-def batch_column(values: Any) -> Any:
-    """Return a column as Petastorm's batch reader gives it, but without its losses.
+def batch_column(values: Any, dtype: np.dtype[Any] | None) -> Any:
+    """Return a column as Petastorm's batch reader gives it, but with every value as it is stored.
 
-    Integers with nulls are float64 with NaN, booleans with nulls objects, texts of fixed width, dates objects, times in
-    nanoseconds; lists of equal length one array, of unequal length objects; null texts None, not the text "None".
+    `dtype` is that of a column that has nulls, see `batch_dtypes`. Texts without nulls have fixed width, dates are
+    objects, times in nanoseconds; lists of equal length become one array, of unequal length objects.
     """
-    if isinstance(values, np.ma.MaskedArray):
-        values = plain_nulls(values) if np.ma.getmaskarray(values).any() else values.data
     if isinstance(values, list):
-        values = [unmasked(value) for value in values]
+        values = [plain_array(value, dtype) if isinstance(value, np.ndarray) else value for value in values]
         same = len({getattr(value, "shape", None) for value in values}) == 1
         return np.stack(values) if same and isinstance(values[0], np.ndarray) else objects_of(values)
+    is_text = values.dtype == np.object_ and dtype != np.object_
+    values = plain_column(values, dtype)
     if values.dtype.kind == "M":
         return values.astype(np.object_) if values.dtype == np.dtype("M8[D]") else _nanoseconds(values)
-    return _texts(values) if values.dtype == np.object_ else values
+    return _texts(values) if is_text else values
 
 
 def _texts(values: NDArray[np.object_]) -> NDArray[Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from penstock.codecs.narrowing import keeps_numbers
 from penstock.dataset.predicates_decode import row_values
 from penstock.engine.build import MASK
 from penstock.errors import BudgetError, LoaderClosed, StateMismatch
@@ -97,9 +98,11 @@ def join(columns: Sequence[Any]) -> Any:
 
 
 def _fit(columns: Sequence[Any]) -> bool:
-    """Tell whether arrays have rows of one shape and kind; whole numbers and floats go together."""
+    """Tell whether arrays have rows of one shape and kind; integers and floats go together if no value changes."""
+    if len({one.shape[1:] for one in columns}) > 1:
+        return False
     kinds = {"n" if one.dtype.kind in "iuf" else one.dtype.kind for one in columns}
-    return len(kinds) == 1 and len({one.shape[1:] for one in columns}) == 1
+    return len(kinds) == 1 and (kinds != {"n"} or keeps_numbers(columns))
 
 
 # -- any reader -------------------------------------------------------------------------------------------------------
@@ -272,7 +275,8 @@ class ReaderFeed(Feed):
         names = [*self._reader.schema.fields, *((MASK,) if MASK in built.batch else ())]
         if not self.is_batched:
             return {name: built.batch[name] for name in names}
-        return {name: _plain(built.batch[name]) for name in names}
+        dtypes = self._reader._job.batch_dtypes
+        return {name: _plain(built.batch[name], dtypes.get(name)) for name in names}
 
     def _check_barren(self, built: Built) -> None:
         self._barren += built.end - built.first
@@ -338,9 +342,15 @@ class ReaderFeed(Feed):
         return max(0, _rows_left(self._reader) - self._rest)
 
 
-def _plain(values: Any) -> Any:
-    """Return a column of a batch reader: nulls as its batches have them, lists as arrays where they can be."""
-    return batch_column(values) if isinstance(values, list | np.ma.MaskedArray) else values
+def _plain(values: Any, dtype: np.dtype[Any] | None) -> Any:
+    """Return a column of a batch reader: numbers as its batches have them, lists as arrays where they can be.
+
+    What would be objects in its batches keeps its mask: rows of which none is null can be a tensor of numbers.
+    """
+    if dtype == np.object_ and isinstance(values, np.ndarray) and values.ndim == 1:
+        return values
+    numbers = dtype is not None or isinstance(values, list | np.ma.MaskedArray)
+    return batch_column(values, dtype) if numbers else values
 
 
 def _next_built(reader: Reader) -> Built | None:

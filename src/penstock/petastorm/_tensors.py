@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.codecs.narrowing import keeps_numbers
 from penstock.codecs.times import in_unit
 from penstock.dataset.predicates_decode import row_values
 from penstock.errors import UnsupportedType
@@ -179,6 +180,6 @@ def _of_numpy(values: Sequence[Any], make: Make) -> Any:
     )
     if alike and kinds <= {"m", "M"}:
         return _nanoseconds(np.stack(values), make)
-    if alike and kinds <= {"n", "b", "c"}:
+    if alike and kinds <= {"n", "b", "c"} and keeps_numbers(values):
         return make(np.stack(values))
     return [_loose(value, make) for value in values]

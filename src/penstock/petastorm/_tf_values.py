@@ -108,8 +108,13 @@ def column_of(kind: Kind, values: Any) -> NDArray[Any]:
 def _numbers(kind: Kind, values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype == OBJECT:
         _check_nulls(kind, values.ravel().tolist())
-    elif values.dtype.kind == "f" and kind.dtype.kind in "iu" and np.isnan(values).any():
-        _refuse_null(kind)  # whole numbers with nulls, as readers of batches give them
+    elif values.dtype.kind == "f" and kind.dtype.kind in "iu":  # integers of a column with nulls, in batches
+        if np.isnan(values).any():
+            _refuse_null(kind)
+        with np.errstate(invalid="ignore"):
+            whole = values.astype(kind.dtype)
+        if (whole == values).all():
+            return whole
     try:
         with np.errstate(over="ignore"):
             found = values.astype(kind.dtype, casting="unsafe" if values.dtype == OBJECT else "same_kind", copy=False)

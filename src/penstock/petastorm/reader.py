@@ -457,10 +457,10 @@ def _giver(job: _ask.Job) -> Callable[[Built], Iterator[Any]]:
     if job.ngram is not None:
         types = job.step_types
         if job.batched:
-            return lambda built: iter([_ask.window_columns(built, types)])
+            return lambda built: iter([_ask.window_columns(built, types, job.batch_dtypes)])
         return lambda built: windows_of(built.batch, built.fold, types)  # type: ignore[arg-type]
     if job.batched:
-        return lambda built: iter([columns_of(built.batch, names, make)])
+        return lambda built: iter([columns_of(built.batch, names, make, job.batch_dtypes)])
     return lambda built: rows_of(built.batch, names, make)
 
 

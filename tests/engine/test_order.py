@@ -194,7 +194,7 @@ def test_a_thread_run_goes_on_in_processes(numbers_ds, shuffle):
 def test_ranks_agree_on_the_state_at_every_step(numbers_ds, shuffle, world, remainder):
     options = {"batch_size": 2, "shuffle": shuffle, "remainder": remainder, "epochs": 2}
     loaders = [numbers_ds.loader(rank=rank, world=world, **options) for rank in range(world)]
-    steps = min(map(len, loaders)) // 2  # the first epoch: in the second, uneven ranks are at different steps
+    steps = min(map(len, loaders)) // 2  # the first epoch: in the second, uneven ranks part (test_uneven.py)
     its = [iter(loader) for loader in loaders]
     for _ in range(steps):
         for it in its:

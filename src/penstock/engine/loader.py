@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ from penstock.engine.stats import Stats
 from penstock.engine.window import Window
 from penstock.errors import BudgetError, DecodeError, LoaderClosed, PenstockWarning, PlanError
 from penstock.options import READ_COST, SPAN_BYTES
-from penstock.plan import Cursor, Order, Share, State, check, plan_epoch, steps_left
+from penstock.plan import Cursor, Order, Share, State, check, check_owner, plan_epoch, steps_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -176,7 +176,7 @@ class Loader:
         return (self._now().epoch // length + 1) * length
 
     def _at_pass_start(self) -> bool:
-        cursor, length = self._now(), self._options.epochs or 1
+        cursor, length = replace(self._now(), owner=None), self._options.epochs or 1
         return cursor.epoch % length == 0 and cursor == self._start_of(cursor.epoch)
 
     def next_pass(self) -> None:
@@ -192,17 +192,29 @@ class Loader:
         """Return what the consumer has received, worked out when somebody asks."""
         with self._lock:
             if self._progress is not None:
-                plan, steps = self._progress
-                self._cursor = plan.after(steps)
+                self._cursor = self._after(*self._progress)
             return self._cursor
+
+    def _after(self, plan: EpochPlan, steps: int) -> Cursor:
+        """Return the place behind some batches of an epoch; at the beginning of a pass all ranks are together again."""
+        cursor, epochs = plan.after(steps), self._options.epochs
+        if cursor.epoch == plan.cursor.epoch:
+            return cursor
+        ended = epochs is not None and cursor.epoch % epochs == 0
+        return replace(cursor, owner=None) if ended else plan.next_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this run as small JSON: what the consumer has received, not what was prefetched.
 
-        The same on every rank at the same step. Behind the last batch of a pass it is the start of the next one; see
-        `pass_number`. Costs microseconds.
+        The same on every rank at the same step; under remainder="uneven", where ranks have unequal numbers of batches,
+        only in the first epoch of a pass: in later ones it names its rank, which alone can go on from it. Behind the
+        last batch of a pass it is the start of the next one; see `pass_number`. Costs microseconds.
         """
-        return State(self._order, self._now(), self._facts.dataset, self._facts.rows).to_json()
+        return self._state_at(self._now())
+
+    def _state_at(self, cursor: Cursor) -> dict[str, Any]:
+        """Return the state of this loader at another place of its order."""
+        return State(self._order, cursor, self._facts.dataset, self._facts.rows).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: of any world, batch size, workers, window or columns, of the same dataset, rows and seed.
@@ -228,6 +240,7 @@ class Loader:
         check(
             loaded, dataset=self._facts.dataset, rows=self._facts.rows, seed=self._options.seed, kind=self._order.kind
         )
+        check_owner(loaded, self._share)
         loaded.cursor.check(loaded.order, self._total_rows)
         return loaded
 
@@ -352,10 +365,10 @@ class Loader:
     def _plans(self, first: EpochPlan) -> Iterator[EpochPlan]:
         """Give the plans of what is left of the pass, epoch by epoch."""
         yield first
-        epoch, length = first.cursor.epoch + 1, self._options.epochs
-        while length is None or epoch % length:
-            yield self._plan(self._start_of(epoch))
-            epoch += 1
+        plan, length = first, self._options.epochs
+        while length is None or (plan.cursor.epoch + 1) % length:
+            plan = self._plan(plan.next_epoch())
+            yield plan
 
     def _check_mask(self) -> None:
         if self._options.remainder == "pad" and any(column.name == MASK for column in self._facts.columns):

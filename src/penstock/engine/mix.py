@@ -18,7 +18,6 @@ from penstock.engine.loader import Loader
 from penstock.engine.passes import ENDED
 from penstock.errors import LoaderClosed, PlanError, StateMismatch
 from penstock.options import one_of
-from penstock.plan import State
 from penstock.plan.draws import Deck, Draws
 
 if TYPE_CHECKING:
@@ -120,9 +119,7 @@ class Mix:
         """Return the state of a loader after its last batch that the consumer has, worked out when somebody asks."""
         loader, mark = self._loaders[index], self._marks[index]
         if mark is not None:
-            plan, steps = mark
-            facts = loader._facts
-            self._states[index] = State(loader._order, plan.after(steps), facts.dataset, facts.rows).to_json()
+            self._states[index] = loader._state_at(loader._after(*mark))
             self._marks[index] = None
         return self._states[index]
 

@@ -96,7 +96,14 @@ class EpochPlan(ABC):
             raise InternalError(f"steps must be >= 0; got {steps}; please report")
         if steps < self.max_steps:
             return self._after(steps)
-        return type(self.cursor).start(self.cursor.epoch + 1, self.order, self.total_rows)
+        return type(self.cursor).start(self.cursor.epoch + 1, self.order, self.total_rows, self.cursor.owner)
+
+    def next_epoch(self) -> Cursor:
+        """Return where this rank goes on by itself behind its last batch: one that has fewer is there sooner."""
+        share, owner = self.share, self.cursor.owner
+        if share.steps(self.num_left, share.world - 1) != self.max_steps:
+            owner = (share.rank, share.world)
+        return type(self.cursor).start(self.cursor.epoch + 1, self.order, self.total_rows, owner)
 
     @abstractmethod
     def runs(self, lo: int, hi: int) -> list[tuple[int, int, int]] | None:

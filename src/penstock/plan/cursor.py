@@ -1,7 +1,7 @@
 """Mark a place in the run: an epoch and what is left of it, in terms of the global order.
 
 `epoch` builds a rank's plan from a cursor and gives the cursor after some steps; `state` stores it. It says nothing of
-ranks, batches or workers, which is what lets a run resume under others.
+batches or workers, and of ranks only where they have parted: that is what lets a run resume under others.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ class Cursor:
     """Lanes: how many items of the epoch's global order are out."""
     left: Left | None = None
     """Lines: the intervals of the epoch's line that are not out, rising and disjoint."""
+    owner: tuple[int, int] | None = None
+    """Rank and world, where only this rank is here; None: all ranks are, and any number of them can go on.
+
+    Ranks part where they have unequal numbers of batches in an epoch and each goes on with the next one.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.epoch < 1 << 64:
@@ -36,11 +41,11 @@ class Cursor:
             raise PlanError(f"a cursor has either a position or intervals that are left; got {self}")
 
     @classmethod
-    def start(cls, epoch: int, order: Order, total_rows: int) -> Cursor:
+    def start(cls, epoch: int, order: Order, total_rows: int, owner: tuple[int, int] | None = None) -> Cursor:
         """Return the cursor at the beginning of `epoch`."""
         if order.is_line:
-            return cls(epoch, left=((0, total_rows),) if total_rows else ())
-        return cls(epoch, position=0)
+            return cls(epoch, left=((0, total_rows),) if total_rows else (), owner=owner)
+        return cls(epoch, position=0, owner=owner)
 
     def num_left(self, total_rows: int) -> int:
         """Return how many items of the epoch are left."""

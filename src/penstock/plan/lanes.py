@@ -78,7 +78,8 @@ class LanePlan(EpochPlan):
 
     def _after(self, steps: int) -> Cursor:
         ahead = steps * self.share.batch_size * self.share.world
-        return Cursor(self.cursor.epoch, position=min(self._start + ahead, self.total_rows))
+        position = min(self._start + ahead, self.total_rows)
+        return Cursor(self.cursor.epoch, position=position, owner=self.cursor.owner)
 
     def _visits(self) -> Visits:
         item, num = np.arange(self._num_real, self.num_items, dtype=np.int64), self.num_items - self._num_real

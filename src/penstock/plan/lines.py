@@ -105,7 +105,7 @@ class LinePlan(EpochPlan):
         kept = np.array([share.kept(num_left, rank) for rank in range(share.world)], dtype=np.int64)
         first = np.append(bounds[:-1] + np.minimum(kept, steps * share.batch_size), bounds[-1])
         _, first, last = self._on_line(first, np.append(bounds[1:], num_left))
-        return Cursor(self.cursor.epoch, left=as_left(first, last))
+        return Cursor(self.cursor.epoch, left=as_left(first, last), owner=self.cursor.owner)
 
     def cells(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which part and which cell of the line each stretch of the parts [first, last) of what is left has."""

@@ -1,18 +1,21 @@
 """Store the place of a run as small JSON, the same on every rank, and refuse what belongs to another run.
 
-`api` fills a State from the plan's cursor and the dataset's digests; loading gives back the order and the cursor. Holds
-counts of items of the global order, never data, ranks or options of the run.
+A loader fills a State from the plan's cursor and the dataset's digests; loading gives back the order and the cursor.
+Holds counts of items of the global order, never data or options of the run; a rank only where ranks have parted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from penstock.errors import PlanError, StateMismatch
 from penstock.plan.cursor import Cursor
 from penstock.plan.order import Kind, Order
+
+if TYPE_CHECKING:
+    from penstock.plan.share import Share
 
 VERSION = 1
 
@@ -34,6 +37,8 @@ class State:
         """Return the state as a dict of JSON values."""
         head = {"version": VERSION, "order": self.order.name, "dataset": self.dataset, "rows": self.rows}
         head |= {"seed": self.order.seed, "epoch": self.cursor.epoch}
+        if self.cursor.owner is not None:
+            head |= {"rank": self.cursor.owner[0], "world": self.cursor.owner[1]}
         if self.cursor.left is not None:
             return head | {"left": [list(interval) for interval in self.cursor.left]}
         return head | {"position": self.cursor.position, "lanes": self.order.lanes, "block": self.order.block}
@@ -68,6 +73,19 @@ def check(state: State, *, dataset: str, rows: str, seed: int, kind: Kind) -> No
         raise _differs("seed", state.order.seed, seed, f"pass seed={state.order.seed} to go on")
 
 
+def check_owner(state: State, share: Share) -> None:
+    """Raise StateMismatch unless this rank may go on from a state: one that names a rank is for that rank only."""
+    owner = state.cursor.owner
+    if owner is None or (owner == (share.rank, share.world) and share.remainder == "uneven"):
+        return
+    raise StateMismatch(
+        f"cannot resume: the state is that of rank {owner[0]} of {owner[1]} alone, this loader is rank {share.rank} of "
+        f"{share.world} with remainder={share.remainder!r}; under remainder='uneven' ranks may have unequal numbers of "
+        "batches, and from the second epoch of a pass on each is at a place of its own: load on each rank its own "
+        "state, save at the end of a pass, or use epochs=1"
+    )
+
+
 SHUFFLE_OF = {"natural": "shuffle=False", "groups": 'shuffle="groups"', "lanes": "shuffle=True"}
 
 
@@ -92,10 +110,11 @@ def _kind(name: str) -> Kind:
 
 def _place(value: Mapping[str, Any], kind: Kind) -> tuple[Order, Cursor]:
     seed, epoch = _entry(value, "seed", int), _entry(value, "epoch", int)
+    owner = (_entry(value, "rank", int), _entry(value, "world", int)) if "rank" in value or "world" in value else None
     if kind != "lanes":
-        return Order(kind, seed), Cursor(epoch, left=_left(_entry(value, "left", list)))
+        return Order(kind, seed), Cursor(epoch, left=_left(_entry(value, "left", list)), owner=owner)
     order = Order(kind, seed, _entry(value, "lanes", int), _entry(value, "block", int))
-    return order, Cursor(epoch, position=_entry(value, "position", int))
+    return order, Cursor(epoch, position=_entry(value, "position", int), owner=owner)
 
 
 def _left(left: list[Any]) -> tuple[tuple[int, int], ...]:

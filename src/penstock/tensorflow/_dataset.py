@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from penstock.engine.front import Front
 from penstock.errors import LoaderClosed, PenstockWarning, TransformError
-from penstock.plan import State
 from penstock.tensorflow._exit import exiting, watch
 
 if TYPE_CHECKING:
@@ -224,9 +223,7 @@ class Delivery(Front):
         with self._lock:
             if self._place is None:
                 return self._state
-            plan, steps = self._place
-            facts = self._loader._facts
-            return State(self._loader.order, plan.after(steps), facts.dataset, facts.rows).to_json()
+            return self._loader._state_at(self._loader._after(*self._place))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""

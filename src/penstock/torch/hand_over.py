@@ -198,8 +198,8 @@ class Loader(Front):
     def next_state(self) -> dict[str, Any]:
         """Return the state from which the next iteration will begin: after `break` that is the next pass."""
         state, length = self.state_dict(), self.native._options.epochs or 1
-        fresh = start_of(self.native, state, state["epoch"])
-        if not self._delivered or (state["epoch"] % length == 0 and state == fresh):
+        fresh = start_of(self.native, state, state["epoch"])  # without the rank that a state may name
+        if not self._delivered or (state["epoch"] % length == 0 and state | fresh == state):
             return state
         return start_of(self.native, state, (state["epoch"] // length + 1) * length)
 

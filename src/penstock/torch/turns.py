@@ -9,6 +9,7 @@ from there. Arithmetic on plans; reads nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StateMismatch
@@ -132,8 +133,8 @@ def state_after(
         epoch = plan.cursor.epoch + 1
         if epochs is not None and epoch % epochs == 0:
             return None
-        plan = planned(place, Cursor.start(epoch, place.order, native._total_rows))
-    return State(place.order, plan.after(steps), place.dataset, place.rows).to_json()
+        plan = planned(place, plan.next_epoch())
+    return replace(place, cursor=plan.after(steps)).to_json()
 
 
 def _plan(native: NativeLoader, place: State, cursor: Cursor) -> EpochPlan:
@@ -143,7 +144,7 @@ def _plan(native: NativeLoader, place: State, cursor: Cursor) -> EpochPlan:
 def start_of(native: NativeLoader, state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
     """Return the state at the beginning of an epoch, in the order that `state` is of."""
     place = State.from_json(state)
-    return State(place.order, Cursor.start(epoch, place.order, native._total_rows), place.dataset, place.rows).to_json()
+    return replace(place, cursor=Cursor.start(epoch, place.order, native._total_rows)).to_json()
 
 
 def step_rows(native: NativeLoader) -> int:

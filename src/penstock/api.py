@@ -444,6 +444,7 @@ class Dataset:
         return Facts(
             source, selection, cast("tuple[Column, ...]", self._columns), items or Items(selection.counts),
             selection.counts, source.chunk_rows, source.row_bytes(), source.column_bytes(self._names),
+            source.chunk_bytes(self._names),
             source.fingerprint, rows,
         )  # fmt: skip
 

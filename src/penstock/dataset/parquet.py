@@ -10,6 +10,7 @@ are no row counts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from dataclasses import replace
@@ -26,7 +27,7 @@ from penstock.dataset.footers import read_footer
 from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value
 from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, RowGroup, read_columns
 from penstock.dataset.scan import Scan, rows_of, scan_files
-from penstock.dataset.sizes import fixed_bytes, variable_bytes
+from penstock.dataset.sizes import fixed_bytes, told_bytes, variable_bytes
 from penstock.errors import BadFile, ColumnNotFound, FileChanged, MetadataError, SchemaError, close_names
 from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import find_schema
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from penstock.options import Verify
     from penstock.schema.unischema import Unischema
     from penstock.storage.cache import ChunkCache
+
+
+_STANDS_OUT = 1.25
+"""A row group that stores more bytes for each row than this times the estimate is looked at more closely."""
 
 
 class ParquetSource:
@@ -94,6 +99,7 @@ class ParquetSource:
         self._files = scan.files
         self._seen = scan.seen
         self._rows = scan.rows
+        self._stored_bytes = _of_chunks(scan.stored_bytes, scan.rows)
         self._partitions = columns.partitions
         self._footers = scan.footers
         self._fields = {field.name: field for field in columns.arrow_schema}
@@ -245,6 +251,26 @@ class ParquetSource:
         """Return the bytes of one row of these columns in memory, as Arrow."""
         return sum((self._bytes_of(name) for name in columns), 0.0)
 
+    def chunk_bytes(self, columns: Sequence[str]) -> NDArray[np.float64]:
+        """Return the bytes that these columns of each chunk take in memory, as Arrow.
+
+        An estimate by rows; where a row group stands out by its size as stored, what its footer says of each column.
+        """
+        found: NDArray[np.float64] = self.chunk_rows.astype(np.float64) * self.column_bytes(columns)
+        if all(fixed_bytes(self._fields[name]) is not None for name in columns):
+            return found
+        for chunk in np.flatnonzero(self._stored_bytes > _STANDS_OUT * self.chunk_rows * self.row_bytes()).tolist():
+            with contextlib.suppress(BadFile):  # raised when the chunk is read
+                found[chunk] = max(found[chunk], sum(self._told_bytes(chunk, name) for name in columns))
+        return found
+
+    def _told_bytes(self, chunk: int, name: str) -> float:
+        estimate = float(self.chunk_rows[chunk]) * self._bytes_of(name)
+        if name in self._partitions or fixed_bytes(self._fields[name]) is not None:
+            return estimate
+        told = told_bytes(self._row_group(chunk), name)
+        return estimate if told is None else max(told, estimate)
+
     def _bytes_of(self, name: str) -> float:
         with self._lock:
             if name not in self._bytes:
@@ -388,6 +414,13 @@ def _chunks(rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[n
     group = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     some = sizes > 0
     return file[some].astype(np.int32), group[some].astype(np.int32), sizes[some]
+
+
+def _of_chunks(figures: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Return a figure of each chunk, from one of each row group of each file."""
+    total = sum(map(len, rows))
+    counts = np.fromiter((n for groups in rows for n in groups), np.int64, total)
+    return np.fromiter((n for groups in figures for n in groups), np.int64, total)[counts > 0]
 
 
 def _fingerprint(scan: Scan) -> str:

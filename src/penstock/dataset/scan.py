@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -40,6 +40,8 @@ class Scan:
     """What each was when its footer was read; nothing of files that `_metadata` told about."""
     rows: list[Sequence[int]]
     """Rows of each row group of each file."""
+    stored_bytes: list[Sequence[int]]
+    """Bytes of each row group as stored, uncompressed, as its writer says."""
     schemas: list[tuple[pa.Schema, str]]
     """The Arrow schemas that occur, first the first file's, each with the first file that has it."""
     metadata: Mapping[bytes, bytes]
@@ -59,6 +61,7 @@ class _Scanner:
         self.stored_schemas = stored_schemas
         self.thorough = thorough
         self.rows: dict[int, Sequence[int]] = {}
+        self.stored_bytes: dict[int, Sequence[int]] = {}
         self.sizes: dict[int, int] = {}
         self.seen: dict[int, Seen] = {}
         self.bad: dict[int, PenstockError] = {}
@@ -80,7 +83,7 @@ class _Scanner:
             if self.thorough:
                 footer.chunks  # noqa: B018 - raises where it is damaged
             self.compare(index, footer)
-            self.note(index, rows_of(footer), size)
+            self.note(index, rows_of(footer), stored_bytes_of(footer), size)
         except (BadFile, MetadataError, CodecError) as exc:
             self.bad[index] = exc
         except READ_ERRORS as exc:  # a schema that is none
@@ -88,8 +91,9 @@ class _Scanner:
         else:
             self.cache.put(index, footer)
 
-    def note(self, index: int, rows: Sequence[int], size: int) -> None:
+    def note(self, index: int, rows: Sequence[int], stored_bytes: Sequence[int], size: int) -> None:
         self.rows[index] = rows
+        self.stored_bytes[index] = stored_bytes
         self.sizes[index] = size
 
     def note_stored(self, index: int, stored: bytes) -> None:
@@ -137,6 +141,12 @@ def rows_of(footer: Footer) -> Sequence[int]:
     if rows and min(rows) < 0:
         raise pa.ArrowInvalid(f"a row group of {min(rows)} rows")
     return rows
+
+
+def stored_bytes_of(footer: Footer) -> Sequence[int]:
+    """Return the bytes of each row group as stored, uncompressed; what its writer says, which may be 0."""
+    arrow = footer.arrow
+    return tuple([arrow.row_group(i).total_byte_size for i in range(arrow.num_row_groups)])
 
 
 def scan_files(files: list[DataFile], *, on_error: str, stored_schemas: bool) -> Scan:
@@ -197,6 +207,7 @@ def _collect(scanner: _Scanner) -> Scan:
         sizes=[scanner.sizes[index] for index in good],
         seen={new: scanner.seen[old] for new, old in enumerate(good) if old in scanner.seen},
         rows=[scanner.rows[index] for index in good],
+        stored_bytes=[scanner.stored_bytes[index] for index in good],
         schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=_second)],
         metadata=(scanner.base and scanner.base.arrow.metadata) or {},
         stored=[(schema, scanner.files[index].path) for schema, _, index in stored],
@@ -212,21 +223,33 @@ def _use_summaries(scanner: _Scanner) -> bool:
     if not all(root.names and SUMMARY in root.names for root in roots):
         return False
     listed = {id(root): _read_summary(scanner, root) for root in roots}
-    found: dict[int, Sequence[int]] = {}
+    found: dict[int, _Listed] = {}
     for index, file in enumerate(scanner.files):
-        rows, least_size = listed[id(file.root)].get(file.relative, (None, 0))
-        if rows is None or file.size is None or file.size < least_size:
+        one = listed[id(file.root)].get(file.relative)
+        if one is None or file.size is None or file.size < one.least_size:
             return False
-        found[index] = rows
+        found[index] = one
     if not _samples_agree(scanner, found):
         return False
-    for index, rows in found.items():
-        scanner.note(index, rows, scanner.files[index].size or 0)
+    for index, one in found.items():
+        scanner.note(index, tuple(one.rows), tuple(one.stored_bytes), scanner.files[index].size or 0)
     return True
 
 
-def _read_summary(scanner: _Scanner, root: Root) -> dict[str, tuple[Sequence[int], int]]:
-    """Return for each file that `_metadata` lists the rows of its row groups and the least size it must have."""
+@dataclass(slots=True)
+class _Listed:
+    """What `_metadata` says about one file."""
+
+    rows: list[int] = field(default_factory=list)
+    """Of each row group."""
+    stored_bytes: list[int] = field(default_factory=list)
+    """Of each row group, uncompressed."""
+    least_size: int = 0
+    """Where the last column chunk ends: a shorter file is another one."""
+
+
+def _read_summary(scanner: _Scanner, root: Root) -> dict[str, _Listed]:
+    """Return what `_metadata` says about each file; {} if it cannot be used."""
     try:
         footer, _ = read_footer(DataFile(root, SUMMARY, None))
         chunks = footer.chunks
@@ -234,13 +257,15 @@ def _read_summary(scanner: _Scanner, root: Root) -> dict[str, tuple[Sequence[int
         return {}
     if not _equal_types(footer, scanner.base):
         return {}
-    rows: dict[str, list[int]] = {}
-    ends: dict[str, int] = {}
-    for group, (path, num_rows) in enumerate(zip(chunks.file_paths, rows_of(footer), strict=True)):
-        rows.setdefault(path, []).append(num_rows)
+    listed: dict[str, _Listed] = {}
+    groups = zip(chunks.file_paths, rows_of(footer), stored_bytes_of(footer), strict=True)
+    for group, (path, num_rows, stored_bytes) in enumerate(groups):
+        one = listed.setdefault(path, _Listed())
+        one.rows.append(num_rows)
+        one.stored_bytes.append(stored_bytes)
         if chunks.leaves:
-            ends[path] = max(ends.get(path, 0), chunks.range_of(group, len(chunks.leaves) - 1)[1])
-    return {path: (tuple(rows[path]), ends.get(path, 0)) for path in rows}
+            one.least_size = max(one.least_size, chunks.range_of(group, len(chunks.leaves) - 1)[1])
+    return listed
 
 
 def _equal_types(a: Footer, b: Footer | None) -> bool:
@@ -249,13 +274,13 @@ def _equal_types(a: Footer, b: Footer | None) -> bool:
     return bool(a.arrow.schema.to_arrow_schema().equals(b.arrow.schema.to_arrow_schema(), check_metadata=False))
 
 
-def _samples_agree(scanner: _Scanner, rows: Mapping[int, Sequence[int]]) -> bool:
+def _samples_agree(scanner: _Scanner, listed: Mapping[int, _Listed]) -> bool:
     """Look at a few footers: an outdated `_metadata` lists files that have other rows or types."""
     last = len(scanner.files) - 1
     for index in sorted({last * step // max(1, _SAMPLES - 1) for step in range(_SAMPLES)}):
         try:
             footer, _ = read_footer(scanner.files[index])
-            if rows_of(footer) != rows[index] or not _equal_types(footer, scanner.base):
+            if list(rows_of(footer)) != listed[index].rows or not _equal_types(footer, scanner.base):
                 return False
         except (BadFile, *READ_ERRORS):
             return False

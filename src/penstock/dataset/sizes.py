@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.dataset.read import RowGroup
 
 _VALIDITY = 1 / 8
+_OFFSET = 4
 _WHOLE_BYTES = 16 << 20
 """Columns up to this size are measured whole."""
 _SAMPLE_ROWS = 256
@@ -44,6 +45,33 @@ def _width(arrow_type: pa.DataType) -> float | None:
         return float(arrow_type.bit_width) / 8
     except ValueError:
         return None
+
+
+def told_bytes(group: RowGroup, name: str) -> float | None:
+    """Return the bytes that a column of varying width takes in memory, by the footer; None if it does not tell.
+
+    It tells where values have a fixed width or are stored with all their bytes, and where the writer has noted the
+    bytes that they stand for.
+
+    Raises:
+        BadFile: the footer is damaged.
+    """
+    chunks = group.footer.chunks
+    leaves = chunks.below(name)
+    told = 0.0
+    for leaf in leaves:
+        num_values, width = int(chunks.num_values[group.index, leaf]), chunks.leaves[leaf].width
+        unencoded = int(chunks.unencoded_bytes[group.index, leaf])
+        if width is not None:
+            told += num_values * width
+        elif unencoded >= 0:
+            told += unencoded
+        elif chunks.spelled_out[group.index, leaf]:
+            told += int(chunks.uncompressed_bytes[group.index, leaf]) - _OFFSET * num_values
+        else:
+            return None
+        told += (_OFFSET + _VALIDITY) * num_values
+    return told
 
 
 def variable_bytes(group: RowGroup, name: str) -> float:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.engine.build import RowFilter, Source
@@ -37,7 +38,9 @@ class Facts:
     row_bytes: float
     """Bytes of a row in memory, all columns: decides lanes and block, which must not depend on the columns read."""
     column_bytes: float
-    """Bytes of a row in memory, the columns read."""
+    """Bytes of a row in memory, the columns read; of a typical row group."""
+    chunk_bytes: NDArray[np.float64]
+    """Bytes of all rows of each chunk in memory, the columns read."""
     dataset: str
     """Fingerprint."""
     rows: str
@@ -62,6 +65,22 @@ class Facts:
     def held_bytes(self) -> float:
         """Bytes that a row takes while its chunk is in memory: decides what fits."""
         return self.column_bytes * self.slack
+
+    @property
+    def held_chunk_bytes(self) -> NDArray[np.int64]:
+        """Bytes that the selected rows of each chunk take while they are in memory."""
+        share = self.selected / np.maximum(1, self.chunk_rows)
+        return np.ceil(self.chunk_bytes * share * self.slack).astype(np.int64)
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes that the heaviest chunk takes beyond typical ones of its rows: one row of it may hold them all.
+
+        0 unless it takes at least twice as much, so that ordinary scatter does not count.
+        """
+        typical = self.chunk_rows * self.column_bytes
+        heavy = (self.chunk_bytes - typical)[(self.selected > 0) & (self.chunk_bytes > 2 * typical)]
+        return int(heavy.max(initial=0))
 
     @property
     def decoded_bytes(self) -> float:

@@ -388,9 +388,9 @@ class Loader:
 
     def _check_budget(self) -> Needs:
         facts = self._facts
-        window_rows = facts.items.visits(self._first_plan().visits).most_rows(facts.selected)
+        window_bytes = facts.items.visits(self._first_plan().visits).most_rows(facts.held_chunk_bytes)
         needs = count_needs(
-            facts, window_rows, self._make.batch_rows(facts.items, is_line=self._order.is_line), self._options.pool
+            facts, window_bytes, self._make.batch_rows(facts.items, is_line=self._order.is_line), self._options.pool
         )
         if needs.least > self._memory_bytes and self._total_rows:
             raise BudgetError(
@@ -447,15 +447,15 @@ class Loader:
         """Return where a line order keeps chunks for the next epoch, if there is one and all chunks will fit."""
         facts, needs = self._facts, self._needs
         room, rest = int(budget * _RETAIN_SHARE), int(budget * (1 - _RETAIN_SHARE))
-        all_bytes = int(facts.selected.sum()) * facts.held_bytes
+        all_bytes = int(facts.held_chunk_bytes.sum())
         if not self._order.is_line or self._options.epochs == 1 or all_bytes > room:
             return None
         return None if needs.window_bytes + needs.read_bytes > rest else Shelf(room, facts.slack, pool)
 
     def _make_window(self, budget: int, shelf: Shelf | None) -> Window:
         facts, shuffled = self._facts, not self._order.is_line
-        chunk_bytes = np.ceil(facts.selected * facts.held_bytes).astype(np.int64)
-        whole_bytes = np.ceil(facts.chunk_rows * facts.held_bytes).astype(np.int64)
+        chunk_bytes = facts.held_chunk_bytes
+        whole_bytes = np.ceil(facts.chunk_bytes * facts.slack).astype(np.int64)
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
         arena = make_records(facts.columns, facts.selected, budget) if shuffled else None
         reads = (READ_COST - 1) * whole_bytes

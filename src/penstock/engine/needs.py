@@ -33,15 +33,15 @@ class Needs:
         return self.window_bytes + self.read_bytes + 2 * self.batch_bytes
 
 
-def count_needs(facts: Facts, window_rows: int, batch_size: int, pool: Pool) -> Needs:
-    """Return what a run with a window of that many rows needs."""
-    largest = int(facts.chunk_rows[facts.selected > 0].max(initial=0))
+def count_needs(facts: Facts, window_bytes: int, batch_size: int, pool: Pool) -> Needs:
+    """Return what a run with a window of that many bytes needs."""
+    largest = float(facts.chunk_bytes[facts.selected > 0].max(initial=0))
     row_bytes = facts.decoded_bytes
     if pool == "process":  # gathered and packed for the process, then in its answer
         row_bytes += 2 * facts.column_bytes
     batch_rows = min(batch_size, max(1, int(facts.selected.sum())))
     return Needs(
-        math.ceil(window_rows * facts.held_bytes),
-        math.ceil(READ_COST * largest * facts.held_bytes),
-        math.ceil(row_bytes * batch_rows),
+        window_bytes,
+        math.ceil(READ_COST * largest * facts.slack),
+        math.ceil(row_bytes * batch_rows) + facts.excess_bytes,
     )

@@ -28,7 +28,7 @@ from penstock.engine.rowwise import RowTransform
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
 from penstock.errors import NotSorted, PenstockWarning, PlanError
-from penstock.options import WINDOW_BYTES, LoaderOptions, Window, one_of
+from penstock.options import MEMORY_BYTES, WINDOW_BYTES, LoaderOptions, Window, one_of
 from penstock.plan.items import Items
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
@@ -451,7 +451,17 @@ class Dataset:
     def _builder(self) -> Builder:
         columns = cast("tuple[Column, ...]", self._columns)
         finisher = Finisher(columns, None, skip=False)
-        return Builder(self._source, self._selection, columns, finisher, BlockPool(keep=0), Stats(), 0, pad=False)
+        return Builder(
+            self._source,
+            self._selection,
+            columns,
+            finisher,
+            BlockPool(keep=0),
+            Stats(),
+            0,
+            pad=False,
+            limit_bytes=MEMORY_BYTES,
+        )
 
 
 def _row_numbers(indices: Iterable[int]) -> NDArray[Any]:

@@ -122,6 +122,37 @@ def test_the_least_that_an_error_names_is_enough(large_rows):
     assert found["peak_bytes"] < ALLOWED * least
 
 
+def small_rows(number):
+    return [np.random.default_rng(number).bytes(1000)] * 100
+
+
+@pytest.fixture(params=["heavy row", "heavy dictionary", "every dictionary", "bomb first", "bomb later", "nested bomb"])
+def skewed(request, tmp_path):
+    """Row groups that take much more memory than the first one or their files suggest, and whether they fit 64 MiB."""
+    long = "x" * 3000
+    for number in range(6):
+        rows = {
+            "heavy row": small_rows(number) if number != 4 else [*small_rows(4)[1:], b"x" * (150 * MB // SCALE)],
+            "heavy dictionary": [b"x"] * 1000 if number != 4 else [b"x" * 8000] * 1000,
+            "every dictionary": [long[:200]] * 20_000,
+            "bomb first": [long] * 400_000 if number == 0 else ["x"] * 100,
+            "bomb later": ["x"] * 100 if number < 4 else [long] * 400_000,
+            "nested bomb": [["x"]] * 100 if number < 4 else [[long] * 4] * 100_000,
+        }[request.param]
+        pq.write_table(pa.table({"x": rows}), tmp_path / f"{number}.parquet")
+    return tmp_path, request.param in ("heavy dictionary", "every dictionary")
+
+
+@needs_proc
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_row_groups_that_stand_out_are_within_the_budget_or_refused(skewed, shuffle):
+    data, fits = skewed
+    options = {"batch_size": 16, "shuffle": shuffle, "memory_bytes": 64 * MB, "window_bytes": 8 * MB, "workers": 2}
+    found = weigh(data, head=False, **options)
+    assert found["peak_bytes"] < ALLOWED * 64 * MB
+    assert (found["refused"] is None) == fits
+
+
 @pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 96}, {"batch_size": 4, "pool": "process"}])
 def test_too_large_for_the_budget_is_an_error_that_names_the_least(large_rows, options):
     ds = penstock.open(large_rows)

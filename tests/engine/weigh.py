@@ -1,7 +1,8 @@
 """A program that reads a dataset within a budget and says how much memory that took; `test_memory` runs it.
 
 `python -m tests.engine.weigh DATA EPOCHS OPTIONS` with the options of a loader as JSON; prints JSON: `peak_bytes` above
-what the program took after it had opened the dataset, `after_epoch` (the same after each epoch) and `reads`.
+what the program took after it had opened the dataset, `after_epoch` (the same after each epoch), `reads`, and `refused`
+(the BudgetError, or null).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 import penstock
+from penstock.errors import BudgetError
 
 
 def status(name: str) -> int:
@@ -31,19 +33,25 @@ def weigh(data: str, epochs: int, options: dict) -> dict:
     if options.get("transform"):
         options["transform"] = plus_one
     ds = penstock.open(data)
-    ds.head(1)  # libraries of codecs are imported when they are first needed
-    loader = ds.loader(epochs=epochs, **options)
+    if options.pop("head", True):
+        ds.head(1)  # libraries of codecs are imported when they are first needed
     base = status("VmRSS")
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
-    steps, after_epoch = len(loader) // epochs, []
-    for number, batch in enumerate(loader, 1):
-        assert batch
-        if number % steps == 0:
-            del batch
-            after_epoch.append(status("VmRSS") - base)
+    refused, after_epoch, reads = None, [], 0
+    try:
+        loader = ds.loader(epochs=epochs, **options)
+        steps = len(loader) // epochs
+        for number, batch in enumerate(loader, 1):
+            assert batch
+            if number % steps == 0:
+                del batch
+                after_epoch.append(status("VmRSS") - base)
+        reads = loader.stats()["chunks_read"]
+    except BudgetError as error:
+        refused = str(error)
     gc.collect()
-    return {"peak_bytes": status("VmHWM") - base, "after_epoch": after_epoch, "reads": loader.stats()["chunks_read"]}
+    return {"peak_bytes": status("VmHWM") - base, "after_epoch": after_epoch, "reads": reads, "refused": refused}
 
 
 if __name__ == "__main__":

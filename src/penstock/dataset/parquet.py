@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from penstock.dataset.agree import cast_column, check_agreement, merge_schemas, same_values
 from penstock.dataset.discover import DataFile, Root, find_files
+from penstock.dataset.expand import Limit
 from penstock.dataset.fields import Columns, Known, check_stored, decide_columns
 from penstock.dataset.footers import read_footer
 from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value
@@ -106,6 +107,7 @@ class ParquetSource:
         folders = dict.fromkeys(relative.rpartition("/")[0] for relative in self.files)
         keys = frozenset(key for folder in folders for key in keys_of(f"{folder}/"))
         self.repeated = keys & self._fields.keys() - self._partitions.keys()
+        self._varying = frozenset(name for name, field in self._fields.items() if fixed_bytes(field) is None)
         self._bytes: dict[str, float] = {}
         self._conforming: tuple[pa.Schema, ...] = ()
         self._lock = threading.Lock()
@@ -117,7 +119,7 @@ class ParquetSource:
         """Return the whole path of the chunk's file, for messages."""
         return str(self._files[self.chunk_file[chunk]].path)
 
-    def read_chunk(self, chunk: int, columns: Sequence[str]) -> pa.Table:
+    def read_chunk(self, chunk: int, columns: Sequence[str], limit_bytes: int | None = None) -> pa.Table:
         """Return the columns of a chunk, in the order asked for; partition columns come as constants.
 
         Reads in the calling thread, only the pages of these columns, and nothing at all for partition columns alone or
@@ -127,13 +129,14 @@ class ParquetSource:
             ColumnNotFound: the dataset has no such column.
             BadFile: the row group cannot be read.
             FileChanged: the file is not the one that was opened.
+            BudgetError: the columns would take more than `limit_bytes` of memory, as Arrow.
         """
         schema = self._schema_of(columns)
         physical = [name for name in columns if name not in self._partitions]
         num_rows = int(self.chunk_rows[chunk])
         if not columns:
             return pa.table({"": pa.nulls(num_rows)}).select([])
-        table = self._read(chunk, physical) if physical else None
+        table = self._read(chunk, physical, limit_bytes) if physical else None
         for name in physical:
             if name in self.repeated:
                 self._check_folder(table, chunk, name)
@@ -142,8 +145,11 @@ class ParquetSource:
         arrays = [self._column(table, chunk, field) for field in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
 
-    def _read(self, chunk: int, columns: list[str]) -> pa.Table:
+    def _read(self, chunk: int, columns: list[str], limit_bytes: int | None) -> pa.Table:
         group = self._row_group(chunk)
+        if limit_bytes is not None and not self._varying.isdisjoint(columns):
+            fixed = sum(self._bytes_of(name) for name in columns if name not in self._varying) * group.num_rows
+            group = replace(group, limit=Limit(int(limit_bytes - fixed), self._varying))
         try:
             return self._verify(group, chunk, columns)
         except FileTouched:  # once more, whatever happens to the file meanwhile: it may be touched all the time
@@ -257,7 +263,7 @@ class ParquetSource:
         An estimate by rows; where a row group stands out by its size as stored, what its footer says of each column.
         """
         found: NDArray[np.float64] = self.chunk_rows.astype(np.float64) * self.column_bytes(columns)
-        if all(fixed_bytes(self._fields[name]) is not None for name in columns):
+        if self._varying.isdisjoint(columns):
             return found
         for chunk in np.flatnonzero(self._stored_bytes > _STANDS_OUT * self.chunk_rows * self.row_bytes()).tolist():
             with contextlib.suppress(BadFile):  # raised when the chunk is read
@@ -266,7 +272,7 @@ class ParquetSource:
 
     def _told_bytes(self, chunk: int, name: str) -> float:
         estimate = float(self.chunk_rows[chunk]) * self._bytes_of(name)
-        if name in self._partitions or fixed_bytes(self._fields[name]) is not None:
+        if name in self._partitions or name not in self._varying:
             return estimate
         told = told_bytes(self._row_group(chunk), name)
         return estimate if told is None else max(told, estimate)

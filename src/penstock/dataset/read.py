@@ -10,22 +10,25 @@ written again since would be decoded by a footer that does not describe them.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.dataset.expand import in_slices, spelled_out, unknown_sizes
 from penstock.dataset.footers import READ_ERRORS, read_footer
 from penstock.errors import BadFile, FileChanged
 from penstock.schema.arrow import flatten_structs
 from penstock.storage.identity import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.dataset.cached import CachedFiles
     from penstock.dataset.discover import DataFile
+    from penstock.dataset.expand import Limit, Unknown
     from penstock.dataset.footers import Footer, Seen
 
 CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15
@@ -59,6 +62,8 @@ class RowGroup:
     """Whether a file that was written again meanwhile is noticed."""
     verify: bool = False
     """Whether pages that have checksums are compared with them."""
+    limit: Limit | None = None
+    """How much memory its columns may take; None: as much as they do."""
 
     def open(self) -> Any:
         """Open the file for reading; call `check` when it has been read.
@@ -123,6 +128,7 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
         BadFile: the file is gone, or a page is damaged; names the column.
         FileChanged: it is not the file that was opened.
         FileTouched: it was touched or written again meanwhile.
+        BudgetError: it takes more memory than the row group's limit.
     """
     try:
         table = _read(group, names)
@@ -142,20 +148,42 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
 
 
 def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
-    with group.open() if group.cached is None else group.cached.open(group, names) as stream:
-        try:
-            reader = pq.ParquetFile(
-                stream, metadata=group.footer.arrow, pre_buffer=False, **verifying(verify=group.verify)
-            )
-            table = reader.read_row_group(group.index, columns=list(names), use_threads=False)
-        finally:  # also where it fails: a file that was written again is not a damaged one
-            if group.cached is None:
-                group.check(stream)
+    unknown = None if group.limit is None else unknown_sizes(group, names)
+    if unknown is not None:
+        return _read_unknown(group, names, unknown)
+    with _opened(group, names) as reader:
+        table = reader.read_row_group(group.index, columns=list(names), use_threads=False)
     if any("." in name for name in names):
         table = flatten_structs(table)
     if table.column_names == list(names):
         return table
     return table.select(names)
+
+
+def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa.Table:
+    """Read columns some of which may be too large for memory."""
+    at_once = [name for name in names if name not in unknown.nested]
+    with _opened(group, names, read_dictionary=unknown.flat) as reader:
+        tables = [reader.read_row_group(group.index, columns=at_once, use_threads=False)] if at_once else []
+        tables += [in_slices(reader, group, name, unknown.measure) for name in unknown.nested]
+    columns: dict[str, pa.ChunkedArray] = {}
+    for table in map(flatten_structs, tables):
+        columns |= dict(zip(table.column_names, table.columns, strict=True))
+    for name in unknown.flat:
+        columns[name] = spelled_out(columns[name], name, unknown.measure)
+    return pa.table({name: columns[name] for name in names})
+
+
+@contextlib.contextmanager
+def _opened(group: RowGroup, names: Sequence[str], **more: Any) -> Iterator[pq.ParquetFile]:
+    """Open the file for pyarrow, and make sure in the end that it was the right one."""
+    with group.open() if group.cached is None else group.cached.open(group, names) as stream:
+        try:
+            options = {"pre_buffer": False, **verifying(verify=group.verify), **more}
+            yield pq.ParquetFile(stream, metadata=group.footer.arrow, **options)
+        finally:  # also where it fails: a file that was written again is not a damaged one
+            if group.cached is None:
+                group.check(stream)
 
 
 def verifying(*, verify: bool) -> dict[str, bool]:

@@ -7,6 +7,7 @@ to 2,000 times smaller than their columns), a read of it. Estimates; nothing is 
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +22,9 @@ _VALIDITY = 1 / 8
 _OFFSET = 4
 _WHOLE_BYTES = 16 << 20
 """Columns up to this size are measured whole."""
+_SLICE_ROWS = 1024
+_MOST_SPELLED_OUT = 256 << 20
+"""A nested column that takes more memory is not measured at once, but in slices."""
 _SAMPLE_ROWS = 256
 """Larger ones (images that a writer tried to put in a dictionary) are judged by footer and first rows."""
 
@@ -118,15 +122,57 @@ def _check_store(group: RowGroup, leaves: list[int]) -> None:
 
 
 def _measure(group: RowGroup, name: str, num_rows: int) -> float:
+    """Return the bytes of a row of the column as it is read, by its first rows.
+
+    Text and binary are not spelled out for it: a dictionary of one long word may stand for gigabytes. The figure is
+    the one that the spelled-out column has, to the byte, because lanes and block of an order are computed from it.
+    """
+    kind = _flat_type(group, name)
     with _open(group, name, num_rows) as stream:
-        # Through a buffer, so that the first rows do not cost the whole column.
-        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, buffer_size=1 << 20)
-        batches = reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
-        batch = next(batches, None)
-        del batches
+        if kind is not None:
+            batch = _first(stream, group, name, num_rows, read_dictionary=[name])
+            return _spelled_out_bytes(batch.column(0), kind) / float(batch.num_rows)
+        told = told_bytes(group, name)
+        if told is None or told > _MOST_SPELLED_OUT:
+            slices = _slices(stream, group, name, min(num_rows, _SLICE_ROWS))
+            size = sum(one.nbytes for one in itertools.islice(slices, -(-num_rows // _SLICE_ROWS)))
+            if size > _MOST_SPELLED_OUT:
+                return float(size) / num_rows
+        batch = _first(stream, group, name, num_rows)
+        return float(batch.nbytes) / float(batch.num_rows)
+
+
+def _flat_type(group: RowGroup, name: str) -> pa.DataType | None:
+    """Return the type as which a column of text or binary is read; None if it is another, or inside a struct."""
+    schema = group.footer.arrow.schema.to_arrow_schema()
+    kind = schema.field(name).type if name in schema.names else pa.null()
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return kind if is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else None
+
+
+def _spelled_out_bytes(column: pa.Array, kind: pa.DataType) -> float:
+    """Return what `nbytes` would say of a dictionary column as plain values."""
+    if not pa.types.is_dictionary(column.type):
+        return float(column.nbytes)
+    import pyarrow.compute as pc
+
+    data = pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    validity = (len(column) + 7) // 8 if column.null_count else 0
+    return float(data + (8 if wide else 4) * len(column) + validity)
+
+
+def _slices(stream: Any, group: RowGroup, name: str, num_rows: int, **more: Any) -> Any:
+    # Through a buffer, so that the first rows do not cost the whole column.
+    reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, buffer_size=1 << 20, **more)
+    return reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
+
+
+def _first(stream: Any, group: RowGroup, name: str, num_rows: int, **more: Any) -> Any:
+    batch = next(_slices(stream, group, name, num_rows, **more), None)
     if batch is None:
         raise pa.ArrowInvalid("no rows came")
-    return float(batch.nbytes) / float(batch.num_rows)
+    return batch
 
 
 def _open(group: RowGroup, name: str, num_rows: int) -> Any:

@@ -20,7 +20,7 @@ from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_ch
 from penstock.engine.finish import Lost, Place, ThreadFinisher, refold
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
-from penstock.errors import BadFile, DecodeError, FileChanged, SchemaError, TransformError
+from penstock.errors import BadFile, BudgetError, DecodeError, FileChanged, SchemaError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,8 +43,8 @@ MASK = "_valid"
 class Source(Protocol):
     """What the engine asks of a dataset."""
 
-    def read_chunk(self, chunk: int, columns: Sequence[str]) -> pa.Table:
-        """Read one row group."""
+    def read_chunk(self, chunk: int, columns: Sequence[str], limit_bytes: int | None = None) -> pa.Table:
+        """Read one row group; raises BudgetError, before it is in memory, if it takes more bytes than the limit."""
 
     def path_of(self, chunk: int) -> str:
         """Name the file of a chunk."""
@@ -233,6 +233,8 @@ class Builder:
     """Where narrow columns of the window lie side by side; None: they stay as they were read."""
     shelf: Shelf | None = None
     """Where chunks are kept for the next epoch; None: they are read again."""
+    limit_bytes: int | None = None
+    """Memory that one chunk may take as Arrow; None: as much as it does."""
     halted: threading.Event = field(default_factory=threading.Event)
     """Set when the run is stopped: a span of many slow batches ends with the one it is at."""
 
@@ -247,7 +249,7 @@ class Builder:
             self.stats.gathered(time.perf_counter() - began)
             return kept
         try:
-            table = self.source.read_chunk(chunk, [column.name for column in self.columns])
+            table = self.source.read_chunk(chunk, [column.name for column in self.columns], self.limit_bytes)
             rows = self.selection.rows_of(chunk)
             table = table if rows is None else take_table_rows(table, rows)
             made = make_chunk(chunk, table, self.columns, skip=self.finisher.skip)
@@ -413,7 +415,9 @@ class Builder:
         bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
         for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
             # Files that disagree or were written again are not damaged: to leave their rows out would lose good ones.
-            if not self.finisher.skip or isinstance(getattr(chunks[index], "error", None), FileChanged | SchemaError):
+            if not self.finisher.skip or isinstance(
+                getattr(chunks[index], "error", None), BudgetError | FileChanged | SchemaError
+            ):
                 raise self._read_error(chunks, index)
         rows = np.arange(lo, hi)
         gone = tuple(self._lost_row(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
@@ -442,7 +446,7 @@ class Builder:
 
     def _read_error(self, chunks: Chunks, chunk: int) -> Exception:
         error = cast("LostChunk", chunks[chunk]).error
-        if isinstance(error, (BadFile, DecodeError, SchemaError)):
+        if isinstance(error, (BadFile, BudgetError, DecodeError, SchemaError)):
             return error
         where = f"{self.source.path_of(chunk)}, row group {self.source.chunk_group[chunk]}"
         failure = BadFile(

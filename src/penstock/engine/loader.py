@@ -50,6 +50,7 @@ _AHEAD_BYTES = 256 << 20
 _SPAN_BATCHES = 64
 _ADVISE_CHUNKS = 200_000
 """Beyond this many row groups advice costs seconds, and comes only with `print(loader.plan)`."""
+_TOLERANCE = 1.25
 _RETAIN_SHARE = 0.6
 """Line orders keep chunks for the next epoch when all of them take at most this part of the budget."""
 
@@ -415,7 +416,7 @@ class Loader:
         window = self._make_window(budget if shelf is None else int(budget * (1 - _RETAIN_SHARE)), shelf)
         builder = Builder(
             facts.source, facts.selection, facts.columns, self._finisher, pool, self._stats, options.seed,
-            options.remainder == "pad", window.arena, shelf,
+            options.remainder == "pad", window.arena, shelf, self._chunk_limit(),
         )  # fmt: skip
         limits = Limits(
             workers,
@@ -434,6 +435,15 @@ class Loader:
             self._skip,
         )
         return Run(self._plans(first), window, builder, limits, self._make_finishers(workers, builder.halted))
+
+    def _chunk_limit(self) -> int:
+        """Return the bytes that one chunk may take, as Arrow: what its read can have beside window and batches.
+
+        A little more, since estimates scatter: a run that was accepted is not to end over a few percent.
+        """
+        needs = self._needs
+        room = self._memory_bytes - needs.window_bytes - 2 * needs.batch_bytes
+        return int(_TOLERANCE * room / READ_COST / self._facts.slack)
 
     def _span_batches(self, batch_bytes: int) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""

@@ -1,0 +1,152 @@
+"""Read columns whose size in memory the footer does not tell, without taking more memory than a limit allows.
+
+`read` comes here with a row group and a limit. Dictionary pages may stand for thousands of times their bytes: a file of
+58 KB was seen to hold 2.9 GiB of text. Where the footer tells how much that is, nothing is read; else a column of text
+or binary comes as a dictionary, is measured, and is spelled out only if it fits, and a nested one comes in slices that
+are added up on the way. Either way what is too large is a `BudgetError` before it is in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.dataset.sizes import told_bytes
+from penstock.errors import BudgetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.dataset.read import RowGroup
+
+_SLICE_ROWS = 1024
+_MOST_OF_AN_ARRAY = 1 << 30
+"""Bytes of text in one array at most; 32-bit offsets reach to twice as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much memory the columns of one row group may take."""
+
+    num_bytes: int
+    """Bytes of the columns of varying width together."""
+    varying: frozenset[str]
+    """Names of these columns; the others take what their types say."""
+
+
+class Measure:
+    """Adds up the bytes of a row group's columns as they become known."""
+
+    def __init__(self, group: RowGroup, limit: Limit) -> None:
+        self._group = group
+        self._limit = limit.num_bytes
+        self._bytes = 0.0
+
+    def add(self, num_bytes: float, column: str) -> None:
+        """Count what a column takes.
+
+        Raises:
+            BudgetError: that is more than the limit.
+        """
+        self._bytes += num_bytes
+        if self._bytes > self._limit:
+            group = self._group
+            raise BudgetError(
+                f"{group.file.path}, row group {group.index}: its columns take {int(self._bytes):,} bytes or more in "
+                f"memory, counted up to {column!r}, where memory_bytes leaves {self._limit:,} for one row group; raise "
+                "memory_bytes, leave large columns out, or write smaller row groups",
+                least=int(self._bytes),
+            )
+
+    @property
+    def left(self) -> float:
+        """What is left of the limit."""
+        return self._limit - self._bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The columns of a row group whose size the footer does not tell, and that may be too large."""
+
+    flat: list[str]
+    """Text and binary: read as dictionaries."""
+    nested: list[str]
+    """Lists of such: read in slices."""
+    measure: Measure
+
+
+def unknown_sizes(group: RowGroup, names: Sequence[str]) -> Unknown | None:
+    """Count the columns whose size the footer tells, and return the others; None if all fit in any case.
+
+    Raises:
+        BudgetError: the columns take more than the limit.
+        BadFile: the footer is damaged.
+    """
+    limit = group.limit
+    varying = [] if limit is None else [name for name in names if name in limit.varying]
+    if limit is None or not varying:
+        return None
+    chunks, measure = group.footer.chunks, Measure(group, limit)
+    unknown: list[tuple[str, int]] = []
+    for name in varying:
+        told = told_bytes(group, name)
+        if told is not None:
+            measure.add(told, name)
+            continue
+        leaves = chunks.below(name)
+        stored = np.maximum(0, chunks.uncompressed_bytes[group.index, leaves])
+        # No value is longer than its column chunk, dictionary included.
+        unknown.append((name, int((chunks.num_values[group.index, leaves] * stored).sum())))
+    large = [name for name, most in unknown if most > measure.left / len(unknown)]
+    if not large:
+        return None
+    nested = [name for name in large if name not in chunks.flat]
+    return Unknown([name for name in large if name in chunks.flat], nested, measure)
+
+
+def spelled_out(column: pa.ChunkedArray, name: str, measure: Measure) -> pa.ChunkedArray:
+    """Return a dictionary column as plain values.
+
+    Raises:
+        BudgetError: they take more than the limit; nothing was spelled out.
+    """
+    lengths = [_lengths(part) for part in column.chunks]
+    for one in lengths:
+        measure.add(float(one.sum()) + 4 * len(one), name)
+    slices = [found for part, one in zip(column.chunks, lengths, strict=True) for found in _slices(part, one)]
+    return pa.chunked_array(slices, column.type.value_type)
+
+
+def _lengths(part: pa.DictionaryArray) -> Any:
+    """Return the bytes of each value."""
+    import pyarrow.compute as pc
+
+    each = pc.binary_length(part.dictionary).take(part.indices)
+    return pc.fill_null(each, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _slices(part: pa.DictionaryArray, lengths: Any) -> Iterator[pa.Array]:
+    start, ends = 0, np.cumsum(lengths)
+    while start < len(part):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _MOST_OF_AN_ARRAY, "right")))
+        yield part.slice(start, stop - start).dictionary_decode()
+        start = stop
+
+
+def in_slices(reader: Any, group: RowGroup, name: str, measure: Measure) -> pa.Table:
+    """Read a column some rows at a time.
+
+    Raises:
+        BudgetError: it takes more than the limit; read up to there.
+    """
+    slices = []
+    for batch in reader.iter_batches(_SLICE_ROWS, row_groups=[group.index], columns=[name], use_threads=False):
+        measure.add(batch.nbytes, name)
+        slices.append(batch)
+    if not slices:
+        raise pa.ArrowInvalid("no rows came")
+    return pa.Table.from_batches(slices).combine_chunks()

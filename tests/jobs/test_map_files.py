@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 import penstock
 from penstock.errors import JobFailed, PlanError
+from penstock.testing import RecordingFileSystem
 from tests.jobs import work
 
 COUNT = 6
@@ -191,8 +193,12 @@ def test_a_script_without_a_guard_that_needs_one_is_told(raw: Path, tmp_path: Pa
     assert "exit code 1 before it began; see its traceback above: a script" in ran.stderr, ran.stderr
 
 
-def test_a_job_that_is_killed_is_run_again(raw: Path, tmp_path: Path) -> None:
+def test_a_job_that_is_killed_is_run_again(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job and its workers end, what is done stays, and the second run makes the rest and removes the leftovers."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     code = (
         "import sys, penstock; from tests.jobs import work; "
         "penstock.map_files(work.wait_to_be_killed, sys.argv[1] + '/*.txt', sys.argv[2], workers=1)"
@@ -207,10 +213,50 @@ def test_a_job_that_is_killed_is_run_again(raw: Path, tmp_path: Path) -> None:
     job.wait()
     worker.wait(30)  # it sees that its parent is gone
     assert sorted(p.name for p in out.glob("[0-9]*")) == ["0.txt", "1.txt", "2.txt"]
-    assert len(list(out.glob(".penstock-*"))) == 1
+    assert sorted(re.sub("[0-9a-f]{12}", "", p.name) for p in out.glob(".*")) == [
+        ".penstock--lock.3.txt",
+        ".penstock-.3.txt",
+    ]
+    assert len(list(temporary.glob("penstock-*"))) == 1
     report = penstock.map_files(work.wait_to_be_killed, f"{raw}/*.txt", out, workers=2)
     assert (len(report.done), len(report.skipped)) == (3, 3)
     assert_doubled(out)
+    assert list(temporary.glob("penstock-*")) == []
+
+
+def test_a_run_leaves_alone_what_another_one_makes_of_the_same_file(raw: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, penstock; from tests.jobs import work; "
+        "penstock.map_files(work.wait_to_go_on, sys.argv[1], sys.argv[2], workers=1, retries=0, skip_existing=False)"
+    )
+    out = tmp_path / "out"
+    slow = subprocess.Popen([sys.executable, "-c", code, str(raw / "3.txt"), f"{out}/"])
+    while not (raw / "3.begun").exists():
+        assert slow.poll() is None
+        time.sleep(0.02)
+    penstock.map_files(work.double, f"{raw}/*.txt", out, workers=1)
+    assert len(list(out.glob(".penstock-*"))) == 3  # output, log and lock of the other run
+    (raw / "3.go").touch()
+    assert slow.wait(60) == 0
+    assert_doubled(out)
+
+
+def test_on_a_store_what_another_run_left_is_removed_when_it_is_old(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    fresh, old = out / ".penstock-0123456789ab.1.txt", out / ".penstock-ba9876543210.2.txt"
+    for path in (fresh, old):
+        path.write_text("half")
+    two_days_ago = time.time() - 2 * 86400
+    os.utime(old, (two_days_ago, two_days_ago))
+    penstock.map_files(work.double, f"{raw}/*.txt", f"{out}/", executor="serial", filesystem=RecordingFileSystem())
+    assert (fresh.exists(), old.exists()) == (True, False)
+
+
+def test_folders_that_are_replaced_leave_nothing(raw: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        penstock.map_files(work.folder, f"{raw}/*.txt", tmp_path / "out", executor="serial", skip_existing=False)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(f"{i}.txt" for i in range(COUNT))
 
 
 def test_ctrl_c_ends_the_workers_and_leaves_no_temporary_file(raw: Path, tmp_path: Path) -> None:

@@ -72,6 +72,16 @@ def wait_to_be_killed(source: str, target: str) -> None:
     double(source, target)
 
 
+def wait_to_go_on(source: str, target: str) -> None:
+    """Begin to write, make a file beside it, say so, and wait until somebody lets it go on."""
+    Path(target).write_text("half")
+    Path(f"{target}.log").write_text("pass 1")
+    Path(source).with_suffix(".begun").touch()
+    while not Path(source).with_suffix(".go").exists():
+        time.sleep(0.02)
+    double(source, target)
+
+
 def with_extras(source: str, target: str) -> None:
     """Make a file and a folder beside the output, as encoders leave their logs; then fail for odd numbers."""
     Path(f"{target}.log").write_text("pass 1")

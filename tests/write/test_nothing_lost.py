@@ -131,8 +131,19 @@ def test_a_folder_with_anything_but_parquet_is_not_replaced(tmp_path: Path, othe
     assert file.read_text() == "precious"
 
 
-@pytest.mark.parametrize("other", ["_SUCCESS", "._SUCCESS.crc", ".part-000000.parquet.crc", "_metadata", "_started_12"])
-def test_what_spark_leaves_beside_its_files_is_replaced_with_them(tmp_path: Path, other: str) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        "_SUCCESS",
+        "._SUCCESS.crc",
+        ".part-000000.parquet.crc",
+        "_metadata",
+        "_started_12",
+        "._common_metadata.0123456789ab.writing",  # left by a killed process, as is the next
+        "_penstock_writing.json.writing",
+    ],
+)
+def test_what_belongs_to_datasets_is_replaced_with_them(tmp_path: Path, other: str) -> None:
     penstock.write(rows(0, 3), tmp_path / "d", IDS)
     (tmp_path / "d" / other).write_text("")
     penstock.write(rows(0, 5), tmp_path / "d", IDS, overwrite=True)

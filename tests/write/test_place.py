@@ -18,8 +18,8 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from penstock.codecs import ScalarCodec
 from penstock.errors import DatasetExists
 from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.write import discard, write
 from penstock.write import place as place_module
-from penstock.write import write
 from penstock.write.exchange import exchange
 from tests.depth import depth
 
@@ -177,7 +177,7 @@ KILLED = """
 import sys, numpy as np
 from penstock.codecs import ScalarCodec
 from penstock.schema.unischema import Unischema, UnischemaField
-from penstock.write import write
+from penstock.write import discard, write
 schema = Unischema("Ids", [UnischemaField("id", np.int64, (), ScalarCodec(), False)])
 def rows():
     for i in range(10**9):
@@ -191,7 +191,8 @@ write(rows(), sys.argv[1], schema, rows_per_file=500, overwrite=True)
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
 @pytest.mark.parametrize("round", range(depth(2, 20)))
 @pytest.mark.parametrize("before", [False, True])
-def test_a_killed_writer_leaves_old_or_nothing(tmp_path: Path, before: bool, round: int) -> None:
+@pytest.mark.parametrize("after", ["write", "discard"])
+def test_a_killed_writer_leaves_old_or_nothing(tmp_path: Path, before: bool, round: int, after: str) -> None:
     if before:
         write(ids(0, 5), tmp_path / "d", SCHEMA)
     child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "d")], stdout=subprocess.PIPE, text=True)
@@ -204,8 +205,13 @@ def test_a_killed_writer_leaves_old_or_nothing(tmp_path: Path, before: bool, rou
     assert (tmp_path / "d").exists() == before
     assert not before or read(tmp_path / "d") == [0, 1, 2, 3, 4]
     assert all(name.startswith(".") for name in names(tmp_path) if name != "d")
-    write(ids(0, 3), tmp_path / "d", SCHEMA, overwrite=True)  # the leftover is in nobody's way
-    assert read(tmp_path / "d") == [0, 1, 2]
+    if after == "write":
+        write(ids(0, 3), tmp_path / "d", SCHEMA, overwrite=True)  # the leftover is in nobody's way
+        assert read(tmp_path / "d") == [0, 1, 2]
+        assert names(tmp_path) == ["d"]
+    else:
+        assert discard(tmp_path / "d") == 1
+        assert names(tmp_path) == ["d"] * before
 
 
 def test_other_filesystems(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ Used by `task` around the user's function, in whatever process that runs. Cases:
 - an input on a store is downloaded to the scratch folder first;
 - an error: what was made under the hidden name is removed;
 - files that the function makes beside its output, whose names begin with the hidden one: removed when the run ends;
-- a killed process: the hidden files stay until a later run that has the same output ends (`sweep`).
+- a killed process: the hidden files stay until a later run that has the same output ends (`sweep`). An attempt holds
+  a lock beside a local output, so that those of other runs that are alive are left alone; on a store, which has no
+  locks, what is a day old is taken for dead. Scratch folders of dead processes are removed by the next one.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 from penstock.errors import JobFailed
+from penstock.write.durable import Lock, mutex, scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -34,8 +37,11 @@ if TYPE_CHECKING:
 
 PREFIX = ".penstock-"
 """Begins the hidden names; then 12 hex digits (6 of the run, 6 of the attempt), a dot and the name itself, so that
-programs see its ending."""
-_HIDDEN = re.compile(re.escape(PREFIX) + r"([0-9a-f]{12})\.(.+)", re.DOTALL)
+programs see its ending. The lock of an attempt, and an old folder that it replaces, have `-lock` and `-old` before the
+dot."""
+SCRATCH = "penstock-map_files-"
+"""Begins the names of temporary folders for downloads and uploads."""
+_HIDDEN = re.compile(re.escape(PREFIX) + r"([0-9a-f]{12})(-lock|-old)?\.(.+)", re.DOTALL)
 _OLD_S = 86400
 """What has not changed for a day belongs to no run that is alive."""
 _COPY_BYTES = 4 << 20
@@ -73,15 +79,20 @@ def committed(store: Store, path: str, scratch: str | None, token: str) -> Itera
     """Give a local path to make an output at; when the block ends well it becomes the output, else it is removed."""
     fs, place = store.resolve(path)
     if isinstance(fs, LocalFileSystem):
-        os.makedirs(os.path.dirname(place), exist_ok=True)
+        folder = os.path.dirname(place)
+        os.makedirs(folder, exist_ok=True)
         made = hidden_name(place, token)
+        lock = Lock(fs, folder, os.path.basename(_beside(made, "-lock")))
+        with mutex(fs, folder):
+            lock.take()
         try:
             yield made
             _check_made(made, path)
             _sync(made)
-            _replace(made, place, token)
+            _replace(made, place)
         finally:
             _remove(made)
+            lock.remove()
         return
     with _folder(scratch) as folder:
         made = os.path.join(folder, posixpath.basename(place))
@@ -126,26 +137,40 @@ def there(store: Store, paths: Iterable[str]) -> set[str]:
 def sweep(store: Store, paths: Iterable[str], token: str) -> int:
     """Remove what is left under hidden names of the run `token`, and of these outputs by a killed one; return how many.
 
-    Another job may be at work in the same folders, and its files are left alone.
+    Another job may be at work in the same folders, even on the same outputs, and its files are left alone.
     """
     count = 0
     for fs, folder, wanted in _by_folder(store, paths):
-        with contextlib.suppress(*_CANNOT):
-            for info in _leftovers(fs.get_file_info(FileSelector(folder, allow_not_found=True)), wanted, token):
+        with contextlib.suppress(*_CANNOT), mutex(fs, folder):
+            found = fs.get_file_info(FileSelector(folder, allow_not_found=True))
+            for info in _leftovers(fs, found, wanted, token):
                 fs.delete_dir(info.path) if info.type == FileType.Directory else fs.delete_file(info.path)
                 count += 1
     return count
 
 
-def _leftovers(infos: Iterable[Any], wanted: Container[str], token: str) -> list[Any]:
-    """Return what to remove in a folder: all of this run; of others the output of an attempt and what begins like it.
+def _leftovers(fs: Any, infos: Iterable[Any], wanted: Container[str], token: str) -> list[Any]:
+    """Return what to remove in a folder: all of this run; of other runs what dead attempts at these outputs left.
 
-    Where a killed attempt left no output, only what it made beside, a name that begins like one of ours may also be
-    that of another job: it has to be old.
+    Where such an attempt has ended and left only what it made beside the output, its run may be alive, and a name that
+    begins like an output may be that of another job: it has to be old. So has everything where nobody can tell.
     """
-    found = [(match, info) for info in infos if (match := _HIDDEN.fullmatch(info.base_name))]
-    dead = {match[1] for match, _ in found if match[2] in wanted or match[1].startswith(token)}
-    return [info for match, info in found if match[1] in dead or (_is_old(info) and _begins(match[2], wanted))]
+    attempts: dict[str, list[tuple[str | None, str, Any]]] = {}
+    for info in infos:
+        match = _HIDDEN.fullmatch(info.base_name)
+        if match is not None:
+            attempts.setdefault(match[1], []).append((match[2], match[3], info))
+    left = []
+    for attempt, found in attempts.items():
+        ours = any(name in wanted for _, name, _ in found)
+        locks = [Lock(fs, *posixpath.split(info.path)) for kind, _, info in found if kind == "-lock"]
+        held = [lock.is_held() for lock in locks] if isinstance(fs, LocalFileSystem) else [None]
+        dead = attempt.startswith(token) or (ours and all(one is False for one in held))
+        alive = True in held
+        for _, name, info in found:
+            if dead or (not alive and _is_old(info) and (ours or _begins(name, wanted))):
+                left.append(info)
+    return left
 
 
 def _is_old(info: Any) -> bool:
@@ -166,13 +191,11 @@ def _by_folder(store: Store, paths: Iterable[str]) -> Iterator[tuple[Any, str, d
     yield from ((fs, folder, wanted) for folder, (fs, wanted) in folders.items())
 
 
-@contextlib.contextmanager
-def _folder(scratch: str | None) -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="penstock-", dir=scratch)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _folder(scratch: str | None) -> contextlib.AbstractContextManager[str]:
+    """Give a folder for one file, in that of the run, or where there is none in the system's temporary one."""
+    if scratch is None:
+        return scratch_folder(tempfile.gettempdir(), SCRATCH)
+    return tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True)
 
 
 def _check_made(made: str, path: str) -> None:
@@ -196,12 +219,19 @@ def _sync(made: str) -> None:
                 os.fsync(file.fileno())
 
 
-def _replace(made: str, place: str, token: str) -> None:
+def _beside(made: str, kind: str) -> str:
+    """Return another hidden name of the same attempt."""
+    folder, name = os.path.split(made)
+    end = len(PREFIX) + 12
+    return os.path.join(folder, f"{name[:end]}{kind}{name[end:]}")
+
+
+def _replace(made: str, place: str) -> None:
     folders = os.path.isdir(made) or (os.path.isdir(place) and not os.path.islink(place))
     if not folders or not os.path.lexists(place):
         os.replace(made, place)
         return
-    old = hidden_name(place, token)  # a folder is not replaced in one step: the old one steps aside
+    old = _beside(made, "-old")  # a folder is not replaced in one step: the old one steps aside
     os.rename(place, old)
     try:
         os.replace(made, place)

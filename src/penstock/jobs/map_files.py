@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.errors import JobFailed, PlanError
 from penstock.jobs.command import Command
 from penstock.jobs.executors import make_executor
-from penstock.jobs.files import sweep, there
+from penstock.jobs.files import SCRATCH, sweep, there
 from penstock.jobs.pairs import Store, make_pairs
 from penstock.jobs.report import FailedAttempt, Report
 from penstock.jobs.task import Job, Outcome, Task, failure
 from penstock.options import one_of
 from penstock.progress import Progress, progress
+from penstock.write.durable import scratch_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.jobs.executors import Executor
     from penstock.jobs.pairs import Outputs
@@ -177,11 +178,8 @@ def _check_counts(retries: int, workers: int | None) -> None:
             raise PlanError(f"{name} must be a whole number of at least {least}; got {value!r}")
 
 
-@contextlib.contextmanager
-def _scratch(executor: Any) -> Iterator[str | None]:
+def _scratch(executor: Any) -> contextlib.AbstractContextManager[str | None]:
     """Give a folder for downloads and uploads of workers on this machine; removed at the end, also if one is killed."""
     if executor not in ("local", "serial"):
-        yield None  # workers elsewhere have folders of their own
-        return
-    with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as folder:
-        yield folder
+        return contextlib.nullcontext()  # workers elsewhere have folders of their own
+    return scratch_folder(tempfile.gettempdir(), SCRATCH)

@@ -95,11 +95,13 @@ def remove(fs: FileSystem, path: str) -> None:
 class Lock:
     """Says that a process is at work in a local folder; the system takes it back when the process dies.
 
+    The file stays when the lock is given back, unless `remove` does it.
+
     Stores have no locks, and neither has Windows here: `take` succeeds there whatever others do.
     """
 
-    def __init__(self, fs: FileSystem, folder: str) -> None:
-        self._path = os.path.join(folder, "lock") if isinstance(fs, LocalFileSystem) else None
+    def __init__(self, fs: FileSystem, folder: str, name: str = "lock") -> None:
+        self._path = os.path.join(folder, name) if isinstance(fs, LocalFileSystem) else None
         self._file: int | None = None
 
     def take(self) -> bool:
@@ -135,6 +137,13 @@ class Lock:
         if self._file is not None:
             _unlock(self._file)
             self._file = None
+
+    def remove(self) -> None:
+        """Remove the file of a lock that is held, and give it back."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        self.give_back()
 
 
 def _flock(file: int) -> bool | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ _RENAMING = {"file", "local", "hdfs", "webhdfs", "arrow_hdfs", "sftp", "ssh", "s
 _PARQUET = (".parquet", ".parq")
 _METADATA = {"_SUCCESS", "_metadata", "_common_metadata", MARKER}
 _DATABRICKS = ("_committed_", "_started_")
+_HALF = re.compile(r"\.(_metadata|_common_metadata)\.[0-9a-f]{12}\.writing|" + re.escape(MARKER) + r"\.writing")
+"""Metadata that a killed process was just writing."""
 _MOVES = 16
 """Files moved at a time on a store, where a move is a request or two."""
 
@@ -250,7 +253,8 @@ def _belongs(relative: str) -> bool:
     if folders[:1] == [JOURNAL] or folders[:1] == ["_temporary"]:
         return True
     known = name.endswith(_PARQUET) or name in _METADATA or (name[0] in "._" and name.endswith(".crc"))
-    return (known or name.startswith(_DATABRICKS)) and all("=" in folder for folder in folders)
+    known = known or name.startswith(_DATABRICKS) or _HALF.fullmatch(name) is not None
+    return known and all("=" in folder for folder in folders)
 
 
 def _move(fs: FileSystem, source: str, target: str) -> None:

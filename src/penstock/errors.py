@@ -14,6 +14,7 @@ PenstockError (Exception)
     DatasetIncomplete               its writing has begun and not ended; says how to resume or discard it
   DatasetExists (FileExistsError)
   UnsupportedFormat (ValueError)    a Delta, Iceberg or Hudi table; names the reader to use
+  StoreUnreachable (ConnectionError) a store that does not answer, or refuses the credentials
   BadFile (OSError)                 a file, row group or page that cannot be read; carries .path .row_group .column
     FileChanged                     a file is not the one that was opened; on_error="skip" does not skip it
   DecodeError (ValueError)          a cell that cannot be decoded; carries .path .row_group .row .column
@@ -107,6 +108,10 @@ class DatasetExists(PenstockError, FileExistsError):
 
 class UnsupportedFormat(PenstockError, ValueError):
     """A table of Delta, Iceberg or Hudi, which read as plain Parquet would give rows that it has deleted."""
+
+
+class StoreUnreachable(PenstockError, ConnectionError):
+    """A store does not answer, or refuses the credentials; whether the data is there is not known."""
 
 
 class BadFile(PenstockError, OSError):

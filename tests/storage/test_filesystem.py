@@ -1,14 +1,21 @@
 """Paths and URLs become filesystems and paths; listings skip what is hidden and come in one order."""
 
+import datetime
+import importlib.util
 import os
 import sys
+import threading
+import time
+import warnings
 from pathlib import Path
 
 import fsspec
 import pytest
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
-from penstock.errors import DatasetNotFound
+import penstock
+from penstock.errors import DatasetNotFound, PenstockWarning, StoreUnreachable
+from penstock.storage import filesystem as storage_filesystem
 from penstock.storage import is_hidden, list_files, resolve, to_arrow_filesystem, walk
 from penstock.storage.filesystem import _file_url_path
 
@@ -181,3 +188,68 @@ def test_what_is_hidden(name, hidden):
 @pytest.mark.skipif(os.name == "nt", reason="backslash separates there")
 def test_a_backslash_is_a_character_of_a_local_name(tmp_path):
     assert at(tmp_path / "a\\b")[1].endswith("a\\b")
+
+
+class TestStoresThatDoNotAnswer:
+    """Nothing listens at this address; pyarrow's client for Google's store tries for the time that it is given."""
+
+    @pytest.fixture
+    def deaf(self):
+        from pyarrow.fs import GcsFileSystem
+
+        limit = datetime.timedelta(seconds=0.5)
+        return GcsFileSystem(anonymous=True, scheme="http", endpoint_override="127.0.0.1:1", retry_time_limit=limit)
+
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            penstock.open,
+            lambda url, **more: penstock.write({"x": [1]}, url, **more),
+            lambda url, **more: penstock.write_folder(url, "memory://out", **more),
+            penstock.commit,
+            penstock.discard,
+        ],
+        ids=["open", "write", "write_folder", "commit", "discard"],
+    )
+    def test_they_are_named_with_the_reason(self, deaf, ask):
+        with pytest.raises(
+            StoreUnreachable, match=r"^gs://bucket/x cannot be reached \(OSError: .*credentials"
+        ) as found:
+            ask("gs://bucket/x", filesystem=deaf)
+        assert isinstance(found.value, ConnectionError)
+        assert found.value.__cause__ is not None
+
+    @pytest.mark.skipif(importlib.util.find_spec("gcsfs") is not None, reason="gcsfs is asked instead")
+    def test_google_without_its_extra_names_the_extra_and_the_reason(self, monkeypatch):
+        monkeypatch.setattr(storage_filesystem, "_GCS_PROBE_S", 1)
+        with pytest.raises(ImportError, match=r"pip install 'penstock\[gcs\]' \(pyarrow.* did not get in: .*onnect"):
+            penstock.open("gs://anonymous@bucket/x?scheme=http&endpoint_override=127.0.0.1:1")
+
+    def test_waiting_is_told(self, deaf, monkeypatch):
+        monkeypatch.setattr(storage_filesystem, "_SLOW_S", 0.01)
+        with pytest.warns(PenstockWarning, match="gs://bucket/x has not answered"), pytest.raises(StoreUnreachable):
+            penstock.open("gs://bucket/x", filesystem=deaf)
+
+    def test_an_answer_in_time_needs_no_words_and_leaves_no_thread(self, tmp_path):
+        before = threading.active_count()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(DatasetNotFound):
+                penstock.open("memory://nothing-here")
+        deadline = time.monotonic() + 60
+        while threading.active_count() > before and time.monotonic() < deadline:
+            time.sleep(0.01)  # a cancelled timer ends by itself
+        assert threading.active_count() <= before
+
+    def test_credentials_that_are_missing_are_no_missing_library(self):
+        class NeedsAccount(fsspec.AbstractFileSystem):
+            protocol = "needsaccount"
+
+            def __init__(self, **more):
+                raise ValueError("Must provide an account name")
+
+        fsspec.register_implementation("needsaccount", NeedsAccount, clobber=True)
+        with pytest.raises(
+            StoreUnreachable, match=r"needsaccount://x cannot be reached .*Must provide an account name"
+        ):
+            at("needsaccount://x")

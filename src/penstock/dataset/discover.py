@@ -30,7 +30,7 @@ from penstock.dataset.incomplete import MARKER, refuse_block, refuse_hidden, ref
 from penstock.dataset.tables import refuse_above, refuse_listed
 from penstock.errors import DatasetNotFound
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
-from penstock.storage.filesystem import not_found
+from penstock.storage.filesystem import first_look, not_found
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ class _Finder:
         fs, path = resolve(source, storage_options=self.storage_options, filesystem=self.filesystem)
         if isinstance(fs, LocalFileSystem):
             fs = self.local  # one object, so that files of one folder share a root
-        info = fs.get_file_info(path)
+        info = first_look(fs, path, source)
         if info.type == FileType.Directory:
             self.add_folder(fs, path)
         elif info.type == FileType.File:
@@ -174,6 +174,7 @@ def find_files(
     Raises:
         DatasetNotFound: a source is not there, or holds no Parquet file.
         DatasetIncomplete: a source is being written, or its writer died.
+        StoreUnreachable: the store of a source does not answer, or refuses the credentials.
         UnsupportedFormat: a folder or pattern is part of a Delta, Iceberg or Hudi table, or holds one.
     """
     finder = _Finder(storage_options, filesystem, as_root, format)

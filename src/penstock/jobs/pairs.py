@@ -19,7 +19,7 @@ from pyarrow.fs import FileType, LocalFileSystem
 
 from penstock.errors import DatasetNotFound, PlanError, close_names
 from penstock.storage import expand_glob, has_magic, list_files, resolve
-from penstock.storage.filesystem import SAME_STORE
+from penstock.storage.filesystem import SAME_STORE, first_look
 
 Path = str | os.PathLike[str]
 Pair = tuple[str, str]
@@ -138,13 +138,14 @@ def _named(text: str) -> _Input:
 def _found(text: str, store: Store) -> list[_Input]:
     """Return what a single name stands for: the files of a pattern or folder, else itself."""
     fs, path = store.resolve(text)
-    if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
+    info = first_look(fs, path, text)
+    if has_magic(path) and info.type == FileType.NotFound:
         base, infos = expand_glob(fs, path, underscores=True)
         files = [info.path for info in infos if info.type == FileType.File]
         if not files:
             raise DatasetNotFound(f"no file matches {text!r}; check the pattern, or the folder {base!r}")
         return [_Input(_like(text, path, one), one.removeprefix(base).lstrip("/")) for one in files]
-    if fs.get_file_info(path).type == FileType.Directory:
+    if info.type == FileType.Directory:
         names = [name for name, _ in list_files(fs, path, underscores=True)]
         if not names:
             raise DatasetNotFound(f"the folder {text!r} holds no files (names that begin with a dot do not count)")

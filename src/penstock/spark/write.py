@@ -31,7 +31,7 @@ from penstock.schema.arrow import arrow_schema
 from penstock.schema.unischema import Unischema
 from penstock.spark.session import cancelled_on_error, check_columns
 from penstock.spark.task import REPORT, Gate, Target, Task
-from penstock.storage import resolve
+from penstock.storage.filesystem import first_look, resolve
 from penstock.write.cells import refuse_names, refuse_null
 from penstock.write.durable import CANNOT, remove
 from penstock.write.finish import facts_of, finish
@@ -112,6 +112,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         _check_columns(df.columns, layout)
     facts = facts_of(layout, overwrite=overwrite)
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
+    first_look(fs, path, url)
     stage, lock = claim(Place.at(fs, path), options)
     journal = Journal(fs, stage.writer(None), stage.data)
     gate = Gate(posixpath.join(journal.folder, BEGIN), os.urandom(4).hex())

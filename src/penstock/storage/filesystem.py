@@ -11,12 +11,15 @@ import os
 import posixpath
 import re
 import stat
+import threading
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
-from penstock.errors import BadFile, DatasetNotFound
+from penstock.errors import BadFile, DatasetNotFound, PenstockError, PenstockWarning, StoreUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,6 +29,10 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", 
 _EXTRAS |= {"hdfs": "hdfs", "webhdfs": "hdfs"}
 SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 """Schemes that are other names of one store."""
+_SLOW_S = 5.0
+"""How long a store may take for its first answer before a warning says that it is waited for."""
+_GCS_PROBE_S = 5
+"""How long pyarrow's client for Google's store tries to get in at first; its own limit is 15 minutes."""
 _DRIVE = re.compile(r"/*([A-Za-z]:)(?=[/\\]|$)")
 
 
@@ -39,7 +46,8 @@ def resolve(
     fsspec object) only the path of a URL is used. Looks nothing up: the path need not exist.
 
     Raises:
-        DatasetNotFound: a `file://` URL that names another host.
+        DatasetNotFound: a `file://` URL that names another host, or a scheme that nothing knows.
+        StoreUnreachable: the library for the scheme asks its store at once, and does not get in.
         BadFile: a name that is not UTF-8.
         ImportError: nothing is installed for the scheme; names the line that installs it.
     """
@@ -110,20 +118,29 @@ def _file_url_path(url: str) -> str:
 
 def _remote(url: str, options: dict[str, Any]) -> tuple[FileSystem, str]:
     scheme = urlsplit(url).scheme
-    try:
-        import fsspec
+    with _answering(url):
+        try:
+            import fsspec
 
+            fsspec.get_filesystem_class(scheme)
+        except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
+            return _remote_by_arrow(url, options, scheme, exc)
         found, path = fsspec.core.url_to_fs(url, **options)
-    except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
-        return _remote_by_arrow(url, options, scheme, exc)
-    return to_arrow_filesystem(found), str(path).rstrip("/")
+        return to_arrow_filesystem(found), str(path).rstrip("/")
 
 
 def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exception) -> tuple[FileSystem, str]:
+    tried = ""
     if not options:  # they are fsspec's names
         try:
+            if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in url:
+                joint = "&" if "?" in url else "?"
+                probe, path = FileSystem.from_uri(f"{url}{joint}retry_limit_seconds={_GCS_PROBE_S}")
+                probe.get_file_info(path)
             found, path = FileSystem.from_uri(url)
-        except (ValueError, OSError, NotImplementedError):
+        except OSError as exc:
+            tried = f" (pyarrow, which has a client of its own, did not get in: {exc})"
+        except (ValueError, NotImplementedError, ImportError):
             pass
         else:
             return found, str(path).rstrip("/")
@@ -131,7 +148,43 @@ def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exce
         raise DatasetNotFound(f"cannot open {url}: {cause}; pass filesystem= for a store that fsspec does not know")
     extra = _EXTRAS.get(scheme)
     line = f"pip install 'penstock[{extra}]'" if extra else f"install what fsspec asks for: {cause}"
-    raise ImportError(f"{scheme}:// needs a library that is not installed: {line}") from cause
+    raise ImportError(f"{scheme}:// needs a library that is not installed: {line}{tried}") from cause
+
+
+def first_look(fs: FileSystem, path: str, source: Any) -> Any:
+    """Return the FileInfo of a path, as the first question to its store; `source` is what the user wrote, for messages.
+
+    Libraries of stores try for up to minutes to find a network or credentials: after a few seconds a warning says so.
+
+    Raises:
+        StoreUnreachable: the store does not answer, or refuses the credentials.
+    """
+    if isinstance(fs, LocalFileSystem):
+        return fs.get_file_info(path)
+    with _answering(os.fspath(source)):
+        return fs.get_file_info(path)
+
+
+@contextmanager
+def _answering(url: str) -> Iterator[None]:
+    text = (
+        f"{url} has not answered for {_SLOW_S:g} s, still waiting: without a network or credentials the library that "
+        "asks it may try for minutes"
+    )
+    timer = threading.Timer(_SLOW_S, lambda: warnings.warn(text, PenstockWarning, stacklevel=1))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (PenstockError, ImportError, TypeError):  # TypeError: storage_options that the library does not have
+        raise
+    except Exception as exc:  # every library has errors of its own
+        raise StoreUnreachable(
+            f"{url} cannot be reached ({type(exc).__name__}: {exc}); check the network, the name, and the credentials "
+            "(storage_options=, or where the library of the store looks for them)"
+        ) from exc
+    finally:
+        timer.cancel()
 
 
 NOT_UTF8 = "has a name that is not UTF-8, which pyarrow cannot open; rename it"

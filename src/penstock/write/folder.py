@@ -27,6 +27,7 @@ from penstock.progress import progress
 from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.storage import list_files, resolve
+from penstock.storage.filesystem import first_look
 from penstock.write.captions import Captions, find_captions
 from penstock.write.images import (
     HEAD_BYTES,
@@ -128,6 +129,8 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     _check_options(options)
     where: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     fs, root = resolve(path, **where)
+    if first_look(fs, root, path).is_file:
+        raise DatasetNotFound(f"{root!r} is a file; give the folder that holds the images")
     names = _names(fs, root)
     images = tuple(name for name in names if name.lower().endswith(ENDINGS))
     if not images:
@@ -158,8 +161,6 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _names(fs: FileSystem, root: str) -> list[str]:
     """Return the relative paths of all files, but not of those whose names begin with a dot."""
-    if fs.get_file_info(root).is_file:
-        raise DatasetNotFound(f"{root!r} is a file; give the folder that holds the images")
     return [name for name, _ in list_files(fs, root, underscores=True)]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.dataset.incomplete import ALONE, SHARED, writers
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
-from penstock.storage.filesystem import resolve
+from penstock.storage.filesystem import first_look, resolve
 from penstock.write.durable import SHUFFLE, Lock, remove_dead_scratch
 from penstock.write.files import Written
 from penstock.write.finish import finish, same_layout
@@ -120,6 +120,7 @@ def tidy(shown: Stage) -> None:
 
 def _place(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, filesystem: Any) -> Place:
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
+    first_look(fs, path, url)
     return Place.at(fs, path)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.dataset.incomplete import writers
 from penstock.errors import InternalError, SchemaError, StateMismatch
 from penstock.progress import Progress
-from penstock.storage.filesystem import resolve
+from penstock.storage.filesystem import first_look, resolve
 from penstock.write.durable import CANNOT, remove
 from penstock.write.files import FileWriter, Written
 from penstock.write.finish import facts_of, finish, same_layout
@@ -100,6 +100,7 @@ class Writer:
         self._url, self._schema = str(url), schema
         layout = None if schema is None else schema_layout(schema, names)
         fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
+        first_look(fs, path, url)
         self._stage, self._lock = claim(Place.at(fs, path), self._options)
         self._journal = Journal(fs, self._stage.writer(part), self._stage.data)
         self._rows = 0

@@ -253,8 +253,41 @@ def test_a_header_that_claims_a_huge_image_is_refused_before_it_is_decoded():
     png = bytearray(opencv_file(photo(), "png"))
     png[16:24] = b"\x00\x0f\x00\x00" * 2
     png[29:33] = zlib.crc32(png[12:29]).to_bytes(4, "big")
-    with pytest.raises(CellError, match="983040 x 983040 pixels"):
+    with pytest.raises(CellError, match=r"the cell holds \(983040, 983040, 3\)"):
         filled(CompressedImageCodec("png"), field_of(photo()), [bytes(png)])
+    with pytest.raises(ValueError, match="983040 x 983040 pixels"):
+        CompressedImageCodec("png").decode(field_of(photo()), bytes(png))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "P", "RGBA", "LA", "CMYK", "I;16"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "progressive JPEG", "WEBP", "BMP"])
+def test_the_size_of_an_image_is_that_of_its_header(kind, mode):
+    image = Image.fromarray(photo()[:31, :17]).convert(mode)
+    options = {"progressive": True} if kind == "progressive JPEG" else {}
+    try:
+        file = pillow_file(image, kind.removeprefix("progressive "), **options)
+    except (OSError, ValueError):
+        pytest.skip(f"{kind} has no {mode}")
+    for cell in (file, memoryview(file)):
+        size = decoders.image_size(cell)
+        assert size.shape[:2] == (31, 17)
+        try:
+            pixels = decoders.decode_image(file)
+        except ValueError:  # with alpha, which is not read
+            assert size.num_bytes >= 31 * 17
+        else:
+            assert size.num_bytes >= pixels.nbytes
+    assert decoders.image_size(file[:20]) is None
+
+
+def test_the_size_of_a_jpeg_is_found_behind_long_segments_and_stray_bytes():
+    file = opencv_file(photo(), "jpeg")
+    segment, short = b"\xff\xe1\xff\xff" + bytes(65533), b"\xff\xe1\x00\x04ab"
+    for before in (segment * 3, short + b"\x00stray\xff\x00bytes", b"\xff\xff\xff", b"\xff\xd0"):
+        cell = file[:2] + before + file[2:]
+        assert decoders.image_size(cell).shape == (96, 80, 3)
+    assert decoders.image_size(file[:2] + b"\xff\xda" + file[2:]) is None
+    assert decoders.image_size(file[:2] + b"\xff\x00" * 500_000) is None
 
 
 def test_a_library_is_looked_for_once():

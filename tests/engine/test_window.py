@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.engine.build import Built
 from penstock.engine.chunk import Chunk
+from penstock.engine.room import Room
 from penstock.engine.run import Limits, Run
 from penstock.engine.window import NEVER, EpochWork, Window
 from penstock.plan import Cursor, Order, Share, plan_epoch
@@ -61,7 +62,7 @@ class Drill:
         self.window = make_window(self.counts, budget, share=more.get("share", True), ahead=more.get("ahead", 1 << 40))
         self.batch_size = batch_size
         self.pool = SimpleNamespace(clear=lambda: None)
-        self.shelf = None
+        self.shelf, self.room = None, Room()
         limits = Limits(
             more.get("threads", 2), more.get("span", 2), more.get("ahead_spans", 2), len(counts), False, None, False,
             Items(self.counts), batch_size,

@@ -195,6 +195,18 @@ class Codec(DataframeColumnCodec):
         """Decode into a list, None for nulls: for values of differing shapes. Raises CellError."""
         return _collect(self.decode, field, cells, read=_as_bytes)
 
+    def claimed_bytes(
+        self,
+        field: FieldLike,  # noqa: ARG002 - for subclasses
+        cells: Cells,  # noqa: ARG002 - for subclasses
+    ) -> NDArray[np.int64] | None:
+        """Return the bytes that each cell takes once it is decoded, as its header says; None: not known before.
+
+        Asked for fields of variable shape, whose cells may claim any size, before they are decoded. Must cost little.
+        A cell whose header is damaged counts 0: decoding it says what is wrong.
+        """
+        return None
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Codec) and type(self) is type(other) and self.config() == other.config()
 
@@ -261,6 +273,11 @@ def decode_list(codec: DataframeColumnCodec, field: FieldLike, cells: Cells) -> 
     if isinstance(codec, Codec):
         return codec.decode_list(field, cells)
     return _collect(codec.decode, field, cells, read=_reader_of(codec, field))
+
+
+def claimed_bytes(codec: DataframeColumnCodec, field: FieldLike, cells: Cells) -> NDArray[np.int64] | None:
+    """Return `Codec.claimed_bytes`, and None for Petastorm-style codecs."""
+    return codec.claimed_bytes(field, cells) if isinstance(codec, Codec) else None
 
 
 def column_dtype(field: FieldLike) -> np.dtype[Any] | None:

@@ -8,6 +8,7 @@ as (H, W), no EXIF rotation. Columns and fields are not known here.
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,78 @@ def decode_image(cell: bytes) -> NDArray[Any]:
         f"not an image that can be read ({len(cell)} bytes, beginning {cell[:8]!r}): "
         + ("; ".join(reasons) or "no library for it is installed; pip install 'penstock[opencv]'")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """What the header of an image says."""
+
+    shape: tuple[int, ...]
+    """(H, W), or (H, W, channels)."""
+    num_bytes: int
+    """Memory that decoding it takes."""
+
+
+def image_size(cell: bytes | memoryview) -> ImageSize | None:
+    """Return the size of an image from its header alone, 2 us; None where that is damaged, or no library reads it.
+
+    PNG and JPEG are looked at here, other formats by Pillow where it is installed.
+    """
+    if cell[:8] == _PNG_MAGIC:
+        return _png_size(cell)
+    if cell[:3] == _JPEG_MAGIC:
+        return _jpeg_size(cell)
+    pillow = library("PIL.Image")
+    try:
+        with pillow.open(BytesIO(cell)) as image:
+            return _size(image.height, image.width, len(image.getbands()), 4)  # four bytes a pixel and channel at most
+    except Exception:  # noqa: BLE001 - also where there is no Pillow; decoding says what is wrong
+        return None
+
+
+def _size(height: int, width: int, channels: int, pixel_bytes: int) -> ImageSize:
+    shape = (height, width) if channels == 1 else (height, width, channels)
+    return ImageSize(shape, height * width * channels * pixel_bytes)
+
+
+def png_size_bytes(height: int, width: int) -> bytes:
+    """Return the bytes 16 to 23 of a PNG of that size."""
+    return width.to_bytes(4, "big") + height.to_bytes(4, "big")
+
+
+def _png_size(cell: bytes | memoryview) -> ImageSize | None:
+    if len(cell) < 26 or cell[12:16] != b"IHDR":
+        return None
+    channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(cell[25], 4)
+    return _size(
+        int.from_bytes(cell[20:24], "big"), int.from_bytes(cell[16:20], "big"), channels, 2 if cell[24] == 16 else 1
+    )
+
+
+def _jpeg_size(cell: bytes | memoryview) -> ImageSize | None:
+    """Return what the first frame header says; goes from marker to marker as libjpeg does, over stray bytes too."""
+    at = 2
+    while at < len(cell) - 9:
+        if cell[at] != 0xFF:
+            cell = bytes(cell)
+            if (at := cell.find(b"\xff", at)) < 0:
+                return None
+            continue
+        marker = cell[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = int.from_bytes(cell[at + 5 : at + 7], "big"), int.from_bytes(cell[at + 7 : at + 9], "big")
+            # All coefficients of a progressive image, two bytes each, are held until its last scan.
+            pixel_bytes = 3 if marker in (0xC2, 0xC6, 0xCA, 0xCE) else 1
+            return _size(height, width, 1 if cell[at + 9] == 1 else 3, pixel_bytes)
+        if marker in (0xD9, 0xDA):  # the end, or pixels: without a frame header before them
+            return None
+        if marker in (0x00, 0xFF):  # stuffing
+            at += 1
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # without a length
+            at += 2
+        else:
+            at += 2 + int.from_bytes(cell[at + 2 : at + 4], "big")
+    return None
 
 
 def encode_image(pixels: NDArray[Any], image_codec: str, quality: int) -> bytes:

@@ -89,37 +89,58 @@ class CompressedImageCodec(Codec):
                 raise CellError(i, wrong)
         return values
 
+    def claimed_bytes(self, field: FieldLike, cells: Cells) -> NDArray[np.int64]:  # noqa: ARG002 - a codec's signature
+        """Return the bytes that decoding each file takes, from the sizes in its header."""
+        parts = cells.views()
+        found = np.zeros(len(cells), np.int64)
+        for i, p, a, b in cells.spans():
+            size = decoders.image_size(parts[p][a:b])
+            found[i] = 0 if size is None else min(size.num_bytes, 1 << 62)
+        return found
+
     def __repr__(self) -> str:
         return f"CompressedImageCodec({self.image_codec!r}, {self._quality})"
 
 
 def _careful(field: FieldLike, cell: NDArray[np.uint8], index: int) -> NDArray[Any]:
+    """Decode one file; one whose header contradicts the field is refused before, for it may be huge."""
+    file = cell.tobytes()
+    size = decoders.image_size(file)
+    if size is not None and any(
+        want not in (None, got) for want, got in zip(field.shape[:2], size.shape[:2], strict=False)
+    ):
+        raise CellError(index, f"field {field.name!r} expects shape {field.shape}, the cell holds {size.shape}")
     try:
-        return decoders.decode_image(cell.tobytes())
+        return decoders.decode_image(file)
     except (ValueError, ImportError) as exc:
         raise CellError(index, f"cannot decode a cell of field {field.name!r}: {exc}") from exc
 
 
 def _fill_png(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
-    """Decode PNG cells; the library itself refuses a file whose size, channels or depth are not those of the row."""
+    """Decode PNG cells; the library itself refuses a file whose channels or depth are not those of the row."""
     decode, parts = decoders.library("imagecodecs").png_decode, cells.views()
+    size = decoders.png_size_bytes(*out.shape[1:3])
     for i, p, a, b in cells.spans():
         try:
-            decode(parts[p][a:b], out=out[i])
+            if parts[p][a + 16 : a + 24] == size:
+                decode(parts[p][a:b], out=out[i])
+                continue
         except Exception:  # noqa: BLE001 - PngError, ValueError: the careful decoder names the reason
-            put(field, _careful(field, cells.parts[p][a:b], i), out, i)
+            pass
+        put(field, _careful(field, cells.parts[p][a:b], i), out, i)
 
 
 def _fill_small_png(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
-    """Decode PNG cells of few pixels; sizes are compared, since a smaller image might spread over the row."""
+    """Decode PNG cells of few pixels; shapes are compared, since a grey image might spread over the row."""
     decode, parts = decoders.library("imagecodecs").png_decode, cells.views()
-    shape, dtype = out.shape[1:], out.dtype
+    size, shape, dtype = decoders.png_size_bytes(*out.shape[1:3]), out.shape[1:], out.dtype
     for i, p, a, b in cells.spans():
         try:
-            pixels = decode(parts[p][a:b])
-            if pixels.shape == shape and pixels.dtype == dtype:
-                out[i] = pixels
-                continue
+            if parts[p][a + 16 : a + 24] == size:
+                pixels = decode(parts[p][a:b])
+                if pixels.shape == shape and pixels.dtype == dtype:
+                    out[i] = pixels
+                    continue
         except Exception:  # noqa: BLE001 - PngError, ValueError: the careful decoder names the reason
             pass
         put(field, _careful(field, cells.parts[p][a:b], i), out, i)
@@ -139,14 +160,6 @@ def _fill_jpeg(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
                 decode(cell, space, False, False, 0, 0, 1.0, out[i])
                 continue
         except ValueError:
-            pass  # the careful decoder names the reason, or knows another library
-        else:
-            _refuse_other_jpeg(field, i, (height, width), colour)
+            pass
+        # The careful decoder says what is wrong, or knows another library.
         put(field, _careful(field, cells.parts[p][a:b], i), out, i)
-
-
-def _refuse_other_jpeg(field: FieldLike, index: int, size: tuple[int, int], colour: str) -> None:
-    """Raise CellError with both shapes where the header alone shows the contradiction: the image may be huge."""
-    if colour in ("Gray", "YCbCr", "RGB"):
-        shape = size if colour == "Gray" else (*size, 3)
-        raise CellError(index, f"field {field.name!r} expects shape {field.shape}, the cell holds {shape}")

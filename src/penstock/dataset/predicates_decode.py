@@ -14,7 +14,16 @@ import pyarrow as pa
 
 from penstock.codecs.arrow import Fixed, cells_view, column_kind, fixed_view, mask, objects, takeable
 from penstock.codecs.arrow_fixed import fill_value
-from penstock.codecs.base import Cells, column_dtype, decode_column, decode_list, has_cells
+from penstock.codecs.base import (
+    CellError,
+    Cells,
+    claimed_bytes,
+    column_dtype,
+    decode_column,
+    decode_list,
+    has_cells,
+)
+from penstock.options import MEMORY_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +57,10 @@ def _decode_cells(array: pa.Array, field: UnischemaField) -> Column:
     codec: Any = field.codec
     dtype = column_dtype(field)
     if dtype is None:
+        sizes = claimed_bytes(codec, field, cells)
+        if sizes is not None and len(large := np.flatnonzero(sizes > MEMORY_BYTES)):
+            size = int(sizes[large[0]])
+            raise CellError(int(large[0]), f"it takes {size:,} bytes when it is decoded; {MEMORY_BYTES:,} are read")
         return decode_list(codec, field, cells)
     out = np.full((len(cells), *_sizes(field)), fill_value(dtype), dtype)
     decode_column(codec, field, cells, out)

@@ -20,6 +20,7 @@ from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_ch
 from penstock.engine.finish import Lost, Place, ThreadFinisher, refold
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
+from penstock.engine.room import Room, within
 from penstock.errors import BadFile, BudgetError, DecodeError, FileChanged, SchemaError, TransformError
 
 if TYPE_CHECKING:
@@ -235,6 +236,8 @@ class Builder:
     """Where chunks are kept for the next epoch; None: they are read again."""
     limit_bytes: int | None = None
     """Memory that one chunk may take as Arrow; None: as much as it does."""
+    room: Room = field(default_factory=Room)
+    """What decoded cells of variable shape may take."""
     halted: threading.Event = field(default_factory=threading.Event)
     """Set when the run is stopped: a span of many slow batches ends with the one it is at."""
 
@@ -378,11 +381,15 @@ class Builder:
         if span.positions is not None:
             positions = span.positions[part.rows if part.items is None else part.items]
             first = int(span.positions[part.first])
-        place = Place(self.seed, span.work.epoch, part.num_rows, positions, first, part.fold)
         try:
+            columns, gone, used = within(self.room, self.columns, columns, skip=self.finisher.skip)
+            self.room.wait(span.number, used)
+            place = Place(self.seed, span.work.epoch, part.num_rows, positions, first, part.fold, gone)
             batch, lost = finish.finish(columns, place, self.pool)
         except CellLost as error:
             raise self.decode_error(span, part.row(error.row), error) from error.__cause__
+        except BudgetError as error:
+            raise BudgetError(f"{error}; in {self._where(part)}", least=error.least) from None
         except TransformError as error:
             raise TransformError(f"{error}; in {self._where(part)}") from error.__cause__
         skipped = tuple(self._skipped(span, part.row(one.row), one) for one in lost if one.reason is not None)

@@ -96,6 +96,8 @@ class Place:
     """Global position of the first row as planned, whether it is skipped or not; 0 where the transform does not ask."""
     fold: NDArray[np.int64] | None = None
     """Which rows each window consists of, where items are windows."""
+    lost: tuple[Lost, ...] = ()
+    """Rows that are lost already; their cells are null."""
 
     def rng(self) -> np.random.Generator:
         """Return the generator keyed by (seed, epoch, position of the batch's first row)."""
@@ -134,7 +136,7 @@ class Finisher:
     def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
         """Return the batch and the rows that were left out of it (only under `skip`)."""
         num_rows = place.num_rows
-        lost: dict[int, Lost] = {}
+        lost = {one.row: one for one in place.lost}
         batch = self._decoded(gathered, num_rows, pool, lost)
         if self.late is not None:
             self._filter(batch, num_rows, lost)
@@ -185,13 +187,14 @@ class Finisher:
                     lost.update(_damaged(one.rows, column.name))
             elif one.values is not None:
                 batch[column.name] = one.values if one.valid is None else mask(one.values, one.valid)
+            elif column.form == "ragged":
+                values = self._ragged(column, cast("Cells", one.cells), lost)
+                batch[column.name] = [_own(value) for value in values]
             else:
                 batch[column.name] = self._cells(column, cast("Cells", one.cells), cutter, lost)
         return batch
 
     def _cells(self, column: Column, cells: Cells, cutter: Cutter | None, lost: dict[int, Lost]) -> Any:
-        if column.form == "ragged":
-            return [_own(value) for value in self._ragged(column, cells, lost)]
         dtype = cast("np.dtype[Any]", column.dtype)
         out = cast("Cutter", cutter).cut((len(cells), *column.shape), dtype, column.item_bytes * len(cells))
         if cells.valid is not None:

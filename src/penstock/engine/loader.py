@@ -23,6 +23,7 @@ from penstock.engine.memory import BlockPool
 from penstock.engine.needs import count_needs
 from penstock.engine.padding import paddings
 from penstock.engine.passes import Pass, users_level
+from penstock.engine.room import Room
 from penstock.engine.run import Limits, Run
 from penstock.engine.stats import Stats
 from penstock.engine.window import Window
@@ -124,6 +125,8 @@ class Loader:
         self._skipped: dict[tuple[str, int, int], Skipped] = {}
         self._closed = False
         self._stride, self._skip = (0, 1), 0
+        self.is_bound = options.memory_bytes is not None
+        """Whether the budget was asked for: only then a batch that needs more is an error."""
         self._lock = threading.RLock()
         """Held where the place of the run moves: one thread may save or load a state while another one iterates."""
         self._active: weakref.ref[Pass] | None = None
@@ -416,7 +419,7 @@ class Loader:
         window = self._make_window(budget if shelf is None else int(budget * (1 - _RETAIN_SHARE)), shelf)
         builder = Builder(
             facts.source, facts.selection, facts.columns, self._finisher, pool, self._stats, options.seed,
-            options.remainder == "pad", window.arena, shelf, self._chunk_limit(),
+            options.remainder == "pad", window.arena, shelf, self._chunk_limit(), self._room(free),
         )  # fmt: skip
         limits = Limits(
             workers,
@@ -444,6 +447,13 @@ class Loader:
         needs = self._needs
         room = self._memory_bytes - needs.window_bytes - 2 * needs.batch_bytes
         return int(_TOLERANCE * room / READ_COST / self._facts.slack)
+
+    def _room(self, free: int) -> Room:
+        """Return the room for decoded cells where so many bytes are free for batches: two of them fit at least."""
+        copies = 3 if self._options.pool == "process" else 1  # decoded, packed, unpacked
+        if self.is_bound:
+            return Room(free, free // 2, free, copies)
+        return Room(max(free, host.default_memory()), None, free, copies)
 
     def _span_batches(self, batch_bytes: int) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""

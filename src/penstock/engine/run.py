@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.engine.build import Built, Results, Span, index_span
 from penstock.engine.chunk import Chunk
 from penstock.engine.memory import release_unused
+from penstock.engine.room import go_on
 from penstock.engine.window import EpochWork
 from penstock.errors import LoaderClosed
 from penstock.halt import wait_in
@@ -135,6 +136,9 @@ class Run:
         self._cut_work = 0
         self._cut_step = limits.skip
         self._returned: deque[int] = deque()
+        self._cells: dict[int, int] = {}
+        """Span number -> bytes of its decoded cells of variable shape, from before it is made to when it is let go."""
+        builder.room.wait = self._reserve
 
     # -- the consumer ---------------------------------------------------------------------------------------------
 
@@ -205,6 +209,8 @@ class Run:
                 self._waiting = False
             found = self._built.pop(self._deliver)
             self._deliver += 1
+            for number in [number for number in self._cells if number < self._deliver - 1]:
+                self._window.lent_bytes -= self._cells.pop(number)
             if not isinstance(found, BaseException):
                 self._ready.extend(found)  # under the lock: who finds nothing left may stop the run
             self._cond.notify_all()
@@ -283,6 +289,7 @@ class Run:
         self._window.residents.clear()
         self._window.works.clear()
         self._builder.pool.clear()
+        self._builder.room.wait = go_on  # no cycle: what a run holds goes with it, not with a collection
         if self._builder.shelf is not None:
             self._builder.shelf.clear()
 
@@ -411,6 +418,28 @@ class Run:
         self._next_number += 1
         self._cut_step = end
         return span
+
+    def _reserve(self, number: int, num_bytes: int) -> None:
+        """Wait until there is room for the decoded cells of a span.
+
+        Spans get it in their order, so that the one that the consumer waits for never waits for a later one.
+        """
+        if not num_bytes:
+            return
+        with self._cond:
+            while not self._stopped and not self._has_room(number, num_bytes):
+                self._cond.wait()
+            self._cells[number] = num_bytes
+            self._window.lent_bytes += num_bytes
+            self._window.shrink(self._tick)
+            self._cond.notify_all()
+
+    def _has_room(self, number: int, num_bytes: int) -> bool:
+        if any(one not in self._cells and one not in self._built for one in range(self._deliver, number)):
+            return False
+        if number == self._deliver and self._waiting:
+            return True
+        return sum(self._cells.values()) + num_bytes <= self._builder.room.all_bytes
 
     # -- doing ----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from penstock.engine.chunk import CellLost, make_chunk
 from penstock.engine.finish import Place
 from penstock.engine.gather import Picks, gather
 from penstock.engine.host import default_workers
+from penstock.engine.room import within
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,14 +31,15 @@ def take_rows(builder: Builder, chunk: NDArray[np.int64], row: NDArray[np.int64]
     distinct, part = np.unique(chunk, return_inverse=True)
     part = part.astype(np.intp).reshape(-1)
     wanted = [np.unique(row[part == number]) for number in range(len(distinct))]
-    within = np.empty(len(row), np.int64)
+    places = np.empty(len(row), np.int64)
     for number, rows in enumerate(wanted):
         here = part == number
-        within[here] = np.searchsorted(rows, row[here])
+        places[here] = np.searchsorted(rows, row[here])
     chunks = _read_all(builder, list(zip(distinct.tolist(), wanted, strict=True)))
     span = Span(cast("Any", None), 0, 0, 1, 0, len(row), distinct, part, row)
     try:
-        gathered = gather(Picks(chunks, part, within), builder.columns, builder.pool, None, skip=False)
+        gathered = gather(Picks(chunks, part, places), builder.columns, builder.pool, None, skip=False)
+        gathered, _, _ = within(builder.room, builder.columns, gathered, skip=False)
         return builder.finisher.finish(gathered, Place(0, 0, len(row), None), builder.pool)[0]
     except CellLost as error:
         raise builder.decode_error(span, error.row, error) from error.__cause__

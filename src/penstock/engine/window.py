@@ -273,7 +273,13 @@ class Window:
 
         Lets nothing go in vain: only where that gives room enough, or where the read is done in any case (`force`).
         """
-        need = int(self.chunk_bytes[chunk] + self.read_bytes[chunk])
+        return self._free(int(self.chunk_bytes[chunk] + self.read_bytes[chunk]), first, tick=tick, force=force)
+
+    def shrink(self, tick: int) -> None:
+        """Let go of what is not needed now, as far as more is held than the budget allows."""
+        self._free(0, tick, tick=tick, force=True)
+
+    def _free(self, need: int, first: int, *, tick: int, force: bool) -> bool:
         short = self.held_bytes + self.flight_bytes + self.lent_bytes + need - self.budget_bytes
         if short <= 0:
             return True

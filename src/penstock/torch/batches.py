@@ -292,9 +292,11 @@ class Batches(IterableDataset):  # type: ignore[misc]
             if options.get("memory_bytes") is not None:
                 return self._shipped.dataset.loader(**options)
             try:
-                return self._shipped.dataset.loader(**{**options, "memory_bytes": host.default_memory() // count})
+                loader = self._shipped.dataset.loader(**{**options, "memory_bytes": host.default_memory() // count})
             except BudgetError as error:  # the window is the same for any number of workers
-                return self._shipped.dataset.loader(**{**options, "memory_bytes": error.least})
+                loader = self._shipped.dataset.loader(**{**options, "memory_bytes": error.least})
+            loader.is_bound = False
+            return loader
 
     def _receive(self, parcel: Parcel, number: int, *, counted: bool) -> dict[str, Any]:
         """Return a batch of a pass that has arrived from a worker."""

@@ -1,7 +1,9 @@
 import contextlib
 import os
 import pickle
+import struct
 import sys
+import tracemalloc
 from decimal import Decimal
 
 import numpy as np
@@ -280,14 +282,53 @@ def test_shared_lists_do_not_unfold(own_registry):
         load_unischema(schema_bytes(4, "newobj", more=more))
 
 
-def test_long_pickles_are_refused(monkeypatch):
-    monkeypatch.setattr(safe_pickle, "MAX_BYTES", 10)
-    with pytest.raises(MetadataError, match="longer than the 10"):
-        load_unischema(schema_bytes(4, "newobj"))
-    monkeypatch.undo()
-    monkeypatch.setattr(safe_pickle, "MAX_OPCODES", 10)
-    with pytest.raises(MetadataError, match="more than 10 opcodes"):
-        load_unischema(schema_bytes(4, "newobj"))
+ENDLESS = {
+    "lists": b"]" * 3_000_000,
+    "sets": b"\x8f" * 3_000_000,
+    "nested tuples": b"N" + b"\x85" * 3_000_000,
+    "memo": b"N" + b"\x94" * 3_000_000,
+    "copies of a set": b"(" + b"".join(b"J" + struct.pack("<i", i) for i in range(150_000)) + b"lq\x00"
+    b"c__builtin__\nset\nq\x01" + b"h\x01h\x00\x85R" * 2000,
+    "copies of a dict": b"(" + b"K\x01K\x02\x86" * 100_000 + b"lq\x00"
+    b"ccollections\nOrderedDict\nq\x01" + b"h\x01h\x00\x85R" * 2000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_hostile_pickles_take_little_memory(kind):
+    tracemalloc.start()
+    try:
+        with pytest.raises(MetadataError, match="steps is not read"):
+            load_unischema(b"\x80\x04" + ENDLESS[kind] + b".")
+        assert tracemalloc.get_traced_memory()[1] < 128 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_pickles_are_refused():
+    with pytest.raises(MetadataError, match="longer than the 16777216"):
+        load_unischema(b"X" + bytes(17 << 20))
+
+
+def test_wide_schemas_are_read():
+    more = [(f"field_{i}", np.float32, (None, 3), None, False) for i in range(5_000)]
+    assert len(load_unischema(schema_bytes(2, "newobj", more=more)).fields) > 5_000
+
+
+def test_one_set_that_stands_for_many_values_is_looked_at_once():
+    def index(num_values, num_groups):
+        """`num_values` values that share one set of row groups."""
+        text = b"\x80\x04}X\x01\x00\x00\x00i"
+        text += b"cpetastorm.etl.rowgroup_indexers\nSingleFieldIndexer\n)\x81}("
+        text += b"X\x0b\x00\x00\x00_index_nameX\x01\x00\x00\x00iX\x0c\x00\x00\x00_column_nameX\x01\x00\x00\x00c"
+        text += b"X\x0b\x00\x00\x00_index_data}\x8fq\x00("
+        text += b"".join(b"J" + struct.pack("<i", i) for i in range(num_groups)) + b"\x900("
+        text += b"".join(b"J" + struct.pack("<i", i) + b"h\x00" for i in range(num_values))
+        return text + b"uubs."
+
+    assert len(load_index(index(100, 50))["i"].row_groups) == 100
+    with pytest.raises(MetadataError, match="row groups for its values"):
+        load_index(index(100_000, 100_000))
 
 
 @settings(max_examples=depth(50, 3000), deadline=None)
@@ -324,7 +365,8 @@ def test_plain_values_are_read_as_python_reads_them(value, protocol):
 
     value = [value, b"\xff", b"", {1, "a"}, frozenset([2])] if protocol >= 4 else value  # earlier ones write calls
     data = pickle.dumps(value, protocol)
-    assert safe_pickle.SafeReader(data, resolve=refuse, call=refuse, new=refuse).load() == value
+    limits = safe_pickle.Limits(1 << 20, 100_000)
+    assert safe_pickle.SafeReader(data, limits, resolve=refuse, call=refuse, new=refuse).load() == value
 
 
 def test_the_forms_cover_all_three_encodings():

@@ -25,7 +25,7 @@ from penstock.codecs import (
 from penstock.codecs.registry import codec_from_state
 from penstock.codecs.sparktypes import SparkType
 from penstock.errors import CodecError, MetadataError, SchemaError
-from penstock.schema.safe_pickle import Made, Name, SafeReader, checked_key
+from penstock.schema.safe_pickle import Limits, Made, Name, SafeReader, checked_key
 from penstock.schema.unischema import Unischema, UnischemaField
 
 if TYPE_CHECKING:
@@ -83,7 +83,14 @@ _NEW = {_UNISCHEMA, _FIELD} | _CODECS | _INDEXERS | _SPARK
 _ALIASES = {"__builtin__": "builtins", "copy_reg": "copyreg", "numpy.core.multiarray": "numpy._core.multiarray"}
 _OLD_PACKAGES = ("av.experimental.deepdrive.dataset_toolkit", "av.ml.dataset_toolkit", "dataset_toolkit")
 _CLOSED_PACKAGES = sys.stdlib_module_names | {"builtins", "__builtin__", "copy_reg", "numpy", "pyspark"}
-_MAX_STATE_VALUES = 10_000
+_SCHEMA_LIMITS = Limits(16 << 20, 1_000_000)
+"""A field takes 300 bytes and 50 steps."""
+_INDEX_LIMITS = Limits(64 << 20, 8_000_000)
+"""A value takes 30 bytes and 15 steps."""
+_MAX_STATE_VALUES = 100_000
+_MAX_ORDINALS = 10_000_000
+_MAX_DIMS = 64
+"""Of NumPy."""
 _FIELD_PARTS = ("name", "numpy_dtype", "shape", "codec", "nullable")
 
 
@@ -101,28 +108,29 @@ class RowGroupIndex:
 
 def load_unischema(data: bytes) -> Unischema:
     """Rebuild the schema of Petastorm's pickle; MetadataError where it is damaged or asks for anything else."""
-    made = _load(data)
+    made = _load(data, _SCHEMA_LIMITS)
     if not (isinstance(made, Made) and Name(made.module, made.name) == _UNISCHEMA and isinstance(made.state, dict)):
         raise MetadataError(f"Petastorm's stored schema is no Unischema but {_kind(made)}")
     name, fields = made.state.get("_name"), made.state.get("_fields")
     if not isinstance(name, str) or not isinstance(fields, dict):
         raise MetadataError("Petastorm's stored schema is damaged: it has no name or no fields")
+    left = iter(range(_MAX_STATE_VALUES))
     try:
-        return Unischema(name, [_field(f) for f in fields.values()])
+        return Unischema(name, [_field(f, left) for f in fields.values()])
     except (SchemaError, CodecError, RecursionError) as exc:
         raise MetadataError(f"Petastorm's stored schema is damaged: {exc}") from exc
 
 
 def load_index(data: bytes) -> dict[str, RowGroupIndex]:
     """Rebuild the row-group indexes of Petastorm's pickle by name; MetadataError as in `load_unischema`."""
-    made = _load(data)
+    made = _load(data, _INDEX_LIMITS)
     if not isinstance(made, dict):
         raise MetadataError(f"Petastorm's stored index is no dict but {_kind(made)}")
     return {str(name): _index(indexer) for name, indexer in made.items()}
 
 
-def _load(data: bytes) -> Any:
-    return SafeReader(data, resolve=_resolve, call=_call, new=_new).load()
+def _load(data: bytes, limits: Limits) -> Any:
+    return SafeReader(data, limits, resolve=_resolve, call=_call, new=_new).load()
 
 
 def _resolve(module: str, name: str) -> Any:
@@ -256,13 +264,13 @@ _CALLS: dict[Name, Any] = {
 }
 
 
-def _field(made: Any) -> UnischemaField:
+def _field(made: Any, left: Iterator[int]) -> UnischemaField:
     if not (isinstance(made, Made) and Name(made.module, made.name) == _FIELD):
         raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a field")
     name, numpy_dtype, shape, codec, nullable = made.args
     if not isinstance(name, str) or not isinstance(nullable, bool | int):
         raise MetadataError(f"Petastorm's stored schema has a field named {_kind(name)}")
-    return UnischemaField(name, _field_dtype(name, numpy_dtype), _shape(shape), _codec(codec), bool(nullable))
+    return UnischemaField(name, _field_dtype(name, numpy_dtype), _shape(shape), _codec(codec, left), bool(nullable))
 
 
 def _field_dtype(name: str, made: Any) -> Any:
@@ -277,12 +285,16 @@ def _field_dtype(name: str, made: Any) -> Any:
 
 
 def _shape(made: Any) -> tuple[int | None, ...]:
-    if not isinstance(made, tuple | list) or not all(n is None or isinstance(n, int) for n in made):
+    if not isinstance(made, tuple | list) or len(made) > _MAX_DIMS or not all(_is_size(n) for n in made):
         raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a shape")
     return tuple(made)
 
 
-def _codec(made: Any) -> DataframeColumnCodec | None:
+def _is_size(made: Any) -> bool:
+    return made is None or (isinstance(made, int) and 0 <= made < 1 << 63)
+
+
+def _codec(made: Any, left: Iterator[int]) -> DataframeColumnCodec | None:
     if made is None:
         return None
     if not isinstance(made, Made) or (Name(made.module, made.name) in _ALLOWED - _CODECS):
@@ -290,7 +302,7 @@ def _codec(made: Any) -> DataframeColumnCodec | None:
     state = made.state if isinstance(made.state, dict) else {}
     if Name(made.module, made.name) in _CODECS:
         return _own_codec(made.name, state)
-    return codec_from_state(made.module, made.name, _plain_state(state))
+    return codec_from_state(made.module, made.name, _plain_state(state, left))
 
 
 def _own_codec(name: str, state: dict[str, Any]) -> DataframeColumnCodec:
@@ -322,9 +334,8 @@ def _decimal_type(precision: Any, scale: Any) -> SparkType:
     return SparkType("DecimalType", precision, scale)
 
 
-def _plain_state(state: dict[str, Any]) -> dict[str, Any]:
+def _plain_state(state: dict[str, Any], left: Iterator[int]) -> dict[str, Any]:
     """Return a user codec's state with our own values for the inert ones; what is neither stays out of reach."""
-    left = iter(range(_MAX_STATE_VALUES))
     return {str(key): _plain(value, left) for key, value in state.items()}
 
 
@@ -345,7 +356,10 @@ def _index(made: Any) -> RowGroupIndex:
     if not isinstance(made, Made) or Name(made.module, made.name) not in _INDEXERS or not isinstance(made.state, dict):
         raise MetadataError(f"Petastorm's stored index has {_kind(made)} for an indexer")
     name, column, held = (cast("Any", made.state.get(k)) for k in ("_index_name", "_column_name", "_index_data"))
-    groups = held.values() if isinstance(held, dict) else [held]
+    groups = list(held.values()) if isinstance(held, dict) else [held]
+    if sum(len(g) for g in groups if isinstance(g, set)) > _MAX_ORDINALS:  # one set may stand for many values
+        raise MetadataError(f"Petastorm's stored index has more than {_MAX_ORDINALS} row groups for its values")
+    groups = list({id(g): g for g in groups}.values())
     if not isinstance(name, str) or not isinstance(column, str) or not all(_are_ordinals(g) for g in groups):
         raise MetadataError("Petastorm's stored index is damaged: an indexer without name, column or row groups")
     return RowGroupIndex(name, column, held)

@@ -17,11 +17,9 @@ from typing import Any
 
 from penstock.errors import MetadataError
 
-MAX_BYTES = 256 << 20
-"""Longest pickle that is read."""
-MAX_OPCODES = 50_000_000
-"""Most opcodes that are run."""
 _MAX_INT_BYTES = 1024
+_CONTAINER_STEPS = 4
+"""What a container counts as: it takes up to 216 bytes, a number or an entry of the memo 30 to 100."""
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _KEYS = (str, bytes, int, float, bool, Decimal, type(None))
 
@@ -58,12 +56,24 @@ Call = Callable[[Name, tuple[Any, ...]], Any]
 _MARK = object()
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a pickle may ask for: a few bytes may build any number of objects."""
+
+    num_bytes: int
+    """Longest pickle that is read."""
+    num_steps: int
+    """Opcodes that are run, and values that calls are given; 100 bytes of memory each at most."""
+
+
 class SafeReader:
     """Reads one pickle; see the module. One use."""
 
-    def __init__(self, data: bytes, *, resolve: Resolve, call: Call, new: Call) -> None:
-        if len(data) > MAX_BYTES:
-            raise MetadataError(f"a pickle of {len(data)} bytes is longer than the {MAX_BYTES} that are read")
+    def __init__(self, data: bytes, limits: Limits, *, resolve: Resolve, call: Call, new: Call) -> None:
+        if len(data) > limits.num_bytes:
+            raise MetadataError(f"a pickle of {len(data)} bytes is longer than the {limits.num_bytes} that are read")
+        self._limits = limits
+        self._left = limits.num_steps
         self._data = data
         self._at = 0
         self._stack: list[Any] = []
@@ -73,16 +83,19 @@ class SafeReader:
     def load(self) -> Any:
         """Return the value; MetadataError where the pickle is damaged or asks for what is not allowed."""
         try:
-            for _ in range(MAX_OPCODES):
-                opcode = self._take(1)
-                if opcode == b".":
-                    return self._pop()
+            while (opcode := self._take(1)) != b".":
+                self._spend(_CONTAINER_STEPS if opcode in _CONTAINERS else 1)
                 self._step(opcode)
+            return self._pop()
         except MetadataError:
             raise
         except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error) as exc:
-            raise MetadataError(f"damaged pickle at byte {self._at}: {exc!r}") from exc
-        raise MetadataError(f"a pickle of more than {MAX_OPCODES} opcodes is not read")
+            raise MetadataError(f"damaged pickle at byte {self._at}: {exc!r:.200}") from exc
+
+    def _spend(self, num_steps: int) -> None:
+        self._left -= num_steps
+        if self._left < 0:
+            raise MetadataError(f"a pickle of more than {self._limits.num_steps} steps is not read")
 
     def _step(self, opcode: bytes) -> None:
         if opcode in _CONSTANTS:
@@ -136,7 +149,7 @@ class SafeReader:
         if not isinstance(module, str) or not isinstance(name, str):
             raise MetadataError("damaged pickle: a name that is no text")
         if not _MODULE.fullmatch(module) or not name.isidentifier():
-            raise MetadataError(f"the pickle names {module!r} {name!r}, which is not allowed")
+            raise MetadataError(f"the pickle names {module!r:.100} {name!r:.100}, which is not allowed")
         return self._resolve(module, name)
 
     def _put_items(self, items: list[Any]) -> None:
@@ -148,6 +161,7 @@ class SafeReader:
         args, what = self._pop(), self._pop()
         if not isinstance(what, Name) or not isinstance(args, tuple):
             raise MetadataError(f"the pickle calls a {type(what).__name__}, which is not allowed")
+        self._spend(sum(len(arg) for arg in args if isinstance(arg, list | tuple | set | dict | str | bytes)))
         self._stack.append(how(what, args))
 
     def _build(self) -> None:
@@ -246,6 +260,9 @@ def _protocol(reader: SafeReader) -> None:
         raise MetadataError("a pickle of a protocol later than 5 is not read")
 
 
+_CONTAINERS = frozenset(
+    [b"]", b"}", b"\x8f", b"l", b"t", b"d", b"\x85", b"\x86", b"\x87", b"\x91", b"R", b"\x81", b"\x92"]
+)
 _CONSTANTS: dict[bytes, Any] = {b"(": _MARK, b"N": None, b"\x88": True, b"\x89": False, b")": ()}
 _PUSH: dict[bytes, Callable[[SafeReader], Any]] = {
     b"I": lambda r: _old_int(r._line()),

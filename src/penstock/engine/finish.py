@@ -53,6 +53,10 @@ class LateFilter(Protocol):
     def fields(self) -> frozenset[str]:
         """Columns it looks at."""
 
+    @property
+    def digest(self) -> str:
+        """Digest of what it keeps, for states."""
+
     def __call__(self, batch: Batch, num_rows: int, /) -> NDArray[np.bool_]:
         """Return which rows to keep."""
 

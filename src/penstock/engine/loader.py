@@ -29,7 +29,7 @@ from penstock.engine.stats import Stats
 from penstock.engine.window import Window
 from penstock.errors import BudgetError, DecodeError, LoaderClosed, PenstockWarning, PlanError
 from penstock.options import READ_COST, SPAN_BYTES
-from penstock.plan import Cursor, Order, Share, State, check, check_owner, plan_epoch, steps_left
+from penstock.plan import Cursor, Order, Share, State, check, check_owner, check_predicate, plan_epoch, steps_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -218,7 +218,10 @@ class Loader:
 
     def _state_at(self, cursor: Cursor) -> dict[str, Any]:
         """Return the state of this loader at another place of its order."""
-        return State(self._order, cursor, self._facts.dataset, self._facts.rows).to_json()
+        return State(self._order, cursor, self._facts.dataset, self._facts.rows, self._predicate()).to_json()
+
+    def _predicate(self) -> str | None:
+        return None if self._make.late is None else self._make.late.digest
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: of any world, batch size, workers, window or columns, of the same dataset, rows and seed.
@@ -244,6 +247,7 @@ class Loader:
         check(
             loaded, dataset=self._facts.dataset, rows=self._facts.rows, seed=self._options.seed, kind=self._order.kind
         )
+        check_predicate(loaded, self._predicate())
         check_owner(loaded, self._share)
         loaded.cursor.check(loaded.order, self._total_rows)
         return loaded

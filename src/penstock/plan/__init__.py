@@ -13,7 +13,7 @@ from penstock.plan.length import epochs_left, steps_left
 from penstock.plan.order import Kind, Lanes, Order, choose_lanes, permutation
 from penstock.plan.plan import Plan, make_plan
 from penstock.plan.share import Remainder, Share
-from penstock.plan.state import State, check, check_owner
+from penstock.plan.state import State, check, check_owner, check_predicate
 from penstock.plan.visits import Visits
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Visits",
     "check",
     "check_owner",
+    "check_predicate",
     "choose_lanes",
     "epochs_left",
     "make_plan",

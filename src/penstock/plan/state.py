@@ -32,6 +32,8 @@ class State:
     """Digest of relative paths, sizes and rows per chunk."""
     rows: str
     """Digest of the selection."""
+    predicate: str | None = None
+    """Digest of the predicate that leaves rows out on delivery; None where there is none, and in older states."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a dict of JSON values."""
@@ -39,6 +41,8 @@ class State:
         head |= {"seed": self.order.seed, "epoch": self.cursor.epoch}
         if self.cursor.owner is not None:
             head |= {"rank": self.cursor.owner[0], "world": self.cursor.owner[1]}
+        if self.predicate is not None:
+            head |= {"predicate": self.predicate}
         if self.cursor.left is not None:
             return head | {"left": [list(interval) for interval in self.cursor.left]}
         return head | {"position": self.cursor.position, "lanes": self.order.lanes, "block": self.order.block}
@@ -56,7 +60,8 @@ class State:
             order, cursor = _place(value, kind)
         except PlanError as error:
             raise StateMismatch(f"damaged state: {error}") from error
-        return cls(order, cursor, _entry(value, "dataset", str), _entry(value, "rows", str))
+        predicate = _entry(value, "predicate", str) if "predicate" in value else None
+        return cls(order, cursor, _entry(value, "dataset", str), _entry(value, "rows", str), predicate)
 
 
 def check(state: State, *, dataset: str, rows: str, seed: int, kind: Kind) -> None:
@@ -71,6 +76,17 @@ def check(state: State, *, dataset: str, rows: str, seed: int, kind: Kind) -> No
         raise _differs("order", state.order.kind, kind, f"pass {SHUFFLE_OF[state.order.kind]}")
     if state.order.seed != seed:
         raise _differs("seed", state.order.seed, seed, f"pass seed={state.order.seed} to go on")
+
+
+def check_predicate(state: State, predicate: str | None) -> None:
+    """Raise StateMismatch where rows were left out on delivery by another predicate; `predicate` is this loader's."""
+    if state.predicate not in (None, predicate):
+        raise _differs(
+            "predicate",
+            state.predicate,
+            predicate,
+            "where(..., exact=False) has another predicate; open with that of the interrupted run",
+        )
 
 
 def check_owner(state: State, share: Share) -> None:

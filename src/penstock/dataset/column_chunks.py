@@ -120,6 +120,11 @@ class ColumnChunks:
         """Values with all definition levels but the last: null, while everything around them is there."""
         self.flat = {leaf.path: index for index, leaf in enumerate(self.leaves) if not leaf.repeated}
         """Number of each leaf that is not inside a list, by path."""
+        self._below: dict[str, list[int]] = {}
+        for index, leaf in enumerate(self.leaves):
+            names = leaf.path.split(".")
+            for depth in range(1, len(names) + 1):
+                self._below.setdefault(".".join(names[:depth]), []).append(index)
 
     def _read(self, raw: bytes) -> Integers:
         position = number = 0
@@ -169,7 +174,7 @@ class ColumnChunks:
 
     def below(self, name: str) -> list[int]:
         """Return the leaves of a column: of a struct or list, all that lie below it."""
-        return [index for index, leaf in enumerate(self.leaves) if f"{leaf.path}.".startswith(f"{name}.")]
+        return self._below.get(name, [])
 
     def null_elements(self) -> Integers:
         """Return `null_count` without the empty and null lists that it includes; -1 where they are not told apart."""

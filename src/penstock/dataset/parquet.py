@@ -147,13 +147,22 @@ class ParquetSource:
 
     def _read(self, chunk: int, columns: list[str], limit_bytes: int | None) -> pa.Table:
         group = self._row_group(chunk)
-        if limit_bytes is not None and not self._varying.isdisjoint(columns):
+        if limit_bytes is not None and not self._surely_fits(chunk, columns, limit_bytes):
             fixed = sum(self._bytes_of(name) for name in columns if name not in self._varying) * group.num_rows
             group = replace(group, limit=Limit(int(limit_bytes - fixed), self._varying))
         try:
             return self._verify(group, chunk, columns)
         except FileTouched:  # once more, whatever happens to the file meanwhile: it may be touched all the time
             return self._verify(replace(group, watched=False, cached=None), chunk, columns)
+
+    def _surely_fits(self, chunk: int, columns: Sequence[str], limit_bytes: int) -> bool:
+        """Tell whether columns cannot take more memory than that, without a closer look at the footer."""
+        varying = [self._fields[name].type for name in columns if name in self._varying]
+        if any(map(pa.types.is_nested, varying)):
+            return False
+        # No value is longer than all that its row group stores.
+        stored = int(self._stored_bytes[chunk])
+        return not varying or (stored > 0 and int(self.chunk_rows[chunk]) * stored * len(varying) <= limit_bytes)
 
     def _verify(self, group: RowGroup, chunk: int, columns: list[str]) -> pa.Table:
         """Read columns, with their checksums where this is due."""

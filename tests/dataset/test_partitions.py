@@ -143,6 +143,13 @@ def test_a_value_that_does_not_fit_is_named():
         cast_partition(column("1", "abc"), pa.int32())
 
 
+@pytest.mark.parametrize(("text", "kind"), [("1e400", "float64"), ("-1e39", "float32"), ("1e5", "float16")])
+def test_a_number_beyond_all_floats_is_not_infinite(text, kind):
+    with pytest.raises(SchemaError, match=f"k={text} .*larger than any"):
+        cast_partition(column("1", text), pa.type_for_alias(kind))
+    assert cast_partition(column("1.5", "-inf"), pa.type_for_alias(kind)).values == [1.5, -np.inf]
+
+
 def test_numbers_and_text_import_no_pandas(tmp_path):
     (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was imported')")
     code = (

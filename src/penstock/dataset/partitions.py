@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_kinds import scalar_dtype
 from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -162,6 +163,9 @@ def parse(text: str | None, kind: pa.DataType) -> pa.Scalar:
         kind = kind.value_type
     if text is None:
         return pa.nulls(1, kind)[0]
+    most = float(np.finfo(scalar_dtype(kind)).max) if pa.types.is_floating(kind) else None
+    if most is not None and abs(float(text)) > most and "inf" not in text.lower():  # Arrow takes it for infinity
+        raise ValueError(f"{text} is larger than any {kind}")
     if pa.types.is_float16(kind):  # pyarrow 14 does not cast text to it
         return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(np.float16(text).tobytes())])[0]
     found = _scalar(text, pa.string())

@@ -6,9 +6,7 @@ be decoded is reported by its row in the batch (`Lost`); the caller knows where 
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -16,6 +14,7 @@ import numpy as np
 from penstock.codecs.arrow import mask
 from penstock.codecs.arrow_fixed import fill_value
 from penstock.codecs.base import CellError, decode_column, decode_list
+from penstock.engine.chance import BATCH, NAMES, ROW, generators
 from penstock.engine.chunk import CellLost, Damaged, reason_of
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.padding import Paddings
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.codecs import Cells
+    from penstock.engine.chance import Watch
     from penstock.engine.columns import Column
     from penstock.engine.gather import Gathered
     from penstock.engine.memory import BlockPool
@@ -103,11 +103,36 @@ class Place:
     lost: tuple[Lost, ...] = ()
     """Rows that are lost already; their cells are null."""
 
-    def rng(self) -> np.random.Generator:
-        """Return the generator keyed by (seed, epoch, position of the batch's first row)."""
-        # As arrays: NumPy takes a list of a number below 2**63 and one above for floats.
-        key = np.array((self.seed, self.epoch), np.uint64)
-        return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, self.first, 0, 2), np.uint64)))
+    def of_batch(self, wants: frozenset[str]) -> dict[str, Any]:
+        """Return the generators that are wanted, keyed by (seed, epoch, position of the batch's first row)."""
+        return generators(wants, (self.seed, self.epoch), (self.first, 0, BATCH))
+
+    def of_row(self, wants: frozenset[str], row: int) -> dict[str, Any]:
+        """Return the generators of a row of the batch as planned, keyed by (seed, epoch, position of the row).
+
+        Rows of windows and of whole chunks have no position: they are keyed by their place in the batch.
+        """
+        if self.positions is not None and self.fold is None and len(self.positions) == self.num_rows:
+            return generators(wants, (self.seed, self.epoch), (int(self.positions[row]), 0, ROW))
+        return generators(wants, (self.seed, self.epoch), (self.first, row + 1, ROW))
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """The random numbers of a batch for a `TransformSpec`: what its function asks for."""
+
+    place: Place
+    wants: frozenset[str]
+    rows: NDArray[np.intp]
+    """Which rows of the batch as planned are left."""
+
+    def of_batch(self) -> dict[str, Any]:
+        """Return what a function of the whole batch gets."""
+        return self.place.of_batch(self.wants)
+
+    def of_row(self, index: int) -> dict[str, Any]:
+        """Return what a function of one of the rows that are left gets."""
+        return self.place.of_row(self.wants, int(self.rows[index]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +145,12 @@ class Finisher:
     paddings: Paddings = field(default_factory=Paddings)
     """Columns of variable shape that become arrays."""
     wants: frozenset[str] = field(default=frozenset())
-    """Which of `rng` and `positions` the transform takes."""
+    """Which of `rng`, `generator` and `positions` the transform takes, whichever it is."""
     late: LateFilter | None = None
     """Leaves rows out before anything else looks at them."""
     unseen: frozenset[str] = field(default=frozenset())
     """Columns that only `late` looks at."""
-    rowwise: Callable[[Batch, int], Batch] | None = None
+    rowwise: Callable[..., Batch] | None = None
     """Changes rows before they become windows; it may give another number of rows where they do not."""
     fold: Fold | None = None
     """How windows become a batch; None: rows stay as they are."""
@@ -136,6 +161,11 @@ class Finisher:
         return bool(self.paddings.read) or any(
             one is not None for one in (self.transform, self.late, self.rowwise, self.fold)
         )
+
+    @property
+    def calls_user(self) -> bool:
+        """Whether a function of the user changes batches or rows."""
+        return self.transform is not None or getattr(getattr(self.rowwise, "spec", None), "func", None) is not None
 
     def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
         """Return the batch and the rows that were left out of it (only under `skip`)."""
@@ -154,7 +184,11 @@ class Finisher:
         for name, padding in self.paddings.read.items():
             batch[name] = padding.stack(batch[name])
         if self.rowwise is not None:
-            batch = self.rowwise(batch, num_rows - len(lost))
+            chance = None
+            if self.wants:
+                rows = np.arange(num_rows) if keep is None else np.flatnonzero(keep)
+                chance = Chance(place, self.wants & NAMES, rows)
+            batch = self.rowwise(batch, num_rows - len(lost), chance)
             for name, padding in self.paddings.spec.items():
                 batch[name] = padding.stack(batch[name])
         if self.fold is not None and place.fold is not None:
@@ -253,9 +287,7 @@ class Finisher:
             raise error  # no cell is to blame
 
     def _transformed(self, batch: Batch, place: Place, num_rows: int, keep: NDArray[np.bool_] | None) -> Batch:
-        extra: dict[str, Any] = {}
-        if "rng" in self.wants:
-            extra["rng"] = place.rng()
+        extra = place.of_batch(self.wants)
         if "positions" in self.wants:
             positions = cast("NDArray[np.int64]", place.positions)
             extra["positions"] = positions.copy() if keep is None else positions[keep]
@@ -270,32 +302,26 @@ class Finisher:
 class ThreadFinisher:
     """A `Finisher` that works in the calling thread; has the start and close of one that has a process."""
 
-    def __init__(self, finisher: Finisher, halted: threading.Event) -> None:
+    def __init__(self, finisher: Finisher, halted: threading.Event, watch: Watch | None) -> None:
         self._finisher = finisher
         self._halted = halted
+        self._watch = watch
 
     def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
         """Finish a batch here; a transform of rows ends with the row it is at when the run is stopped."""
         with until(self._halted):
-            return self._finisher.finish(gathered, place, pool)
+            if self._watch is None:
+                return self._finisher.finish(gathered, place, pool)
+            before = self._watch.look()
+            finished = self._finisher.finish(gathered, place, pool)
+            self._watch.compare(before)
+            return finished
 
     def start(self) -> None:
         """Do nothing: there is no process."""
 
     def close(self) -> None:
         """Do nothing: there is no process."""
-
-
-def transform_wants(transform: Callable[..., Any] | None) -> frozenset[str]:
-    """Return which of the names `rng` and `positions` a transform takes as arguments, and a partial leaves open."""
-    if transform is None:
-        return frozenset()
-    try:
-        parameters = inspect.signature(transform).parameters
-    except (TypeError, ValueError):  # a builtin without a signature takes just the batch
-        return frozenset()
-    bound = transform.keywords if isinstance(transform, partial) else {}
-    return frozenset({"rng", "positions"} & parameters.keys() - bound.keys())
 
 
 def checked(result: Any, num_rows: int) -> Batch:

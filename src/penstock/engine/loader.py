@@ -17,8 +17,9 @@ import numpy as np
 from penstock.engine import host
 from penstock.engine.arena import Shelf, make_records
 from penstock.engine.build import MASK, Builder, Skipped
+from penstock.engine.chance import NAMES, Watch, advice, transform_wants
 from penstock.engine.describe import choose_order, describe
-from penstock.engine.finish import Finisher, ThreadFinisher, transform_wants
+from penstock.engine.finish import Finisher, ThreadFinisher
 from penstock.engine.memory import BlockPool
 from penstock.engine.needs import count_needs
 from penstock.engine.padding import paddings
@@ -68,7 +69,7 @@ class Make:
     """Leaves rows out on delivery."""
     unseen: frozenset[str] = frozenset()
     """Columns that are read for `late` only."""
-    rowwise: Callable[[Batch, int], Batch] | None = None
+    rowwise: Callable[..., Batch] | None = None
     """Changes rows, also their number, before they become windows."""
     fold: Fold | None = None
     """How windows become a batch; None: they are left to the consumer."""
@@ -112,13 +113,14 @@ class Loader:
             options.transform,
             options.on_error == "skip",
             paddings(facts.columns, options.pad, rowwise=make.rowwise, has_function=options.transform is not None),
-            transform_wants(options.transform),
+            _wants(options.transform, make.rowwise),
             make.late,
             make.unseen,
             make.rowwise,
             make.fold,
         )
         self._payload = self._make_payload() if options.pool == "process" else None
+        self._watch = Watch() if options.pool != "process" and self._finisher.calls_user else None
         self._stats = Stats()
         self._hands_over_ahead = False
         """Whether threads of the hand-over take batches ahead of the consumer."""
@@ -434,7 +436,7 @@ class Loader:
             None
             if options.epochs is None
             else first.cursor.epoch // options.epochs * options.epochs + options.epochs - 1,
-            bool(self._finisher.wants) or options.remainder == "pad",
+            bool(self._finisher.wants) or self._seeds_processes or options.remainder == "pad",
             facts.items,
             self._make.batch_items,
             self._make.aligned and self._order.is_line,
@@ -485,6 +487,11 @@ class Loader:
         reads = (READ_COST - 1) * whole_bytes
         return Window(budget, ahead, chunk_bytes, reads, shuffled, facts.slack, arena, shelf)
 
+    @property
+    def _seeds_processes(self) -> bool:
+        """Whether processes seed their global random states for every batch, by its position."""
+        return self._options.pool == "process" and self._finisher.calls_user
+
     def _make_payload(self) -> Payload:
         from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import
 
@@ -492,7 +499,7 @@ class Loader:
 
     def _make_finishers(self, workers: int, halted: threading.Event) -> list[Any]:
         if self._options.pool != "process":
-            return [ThreadFinisher(self._finisher, halted)] * max(1, workers)
+            return [ThreadFinisher(self._finisher, halted, self._watch)] * max(1, workers)
         from penstock.engine.process import ProcessFinisher, start_method
 
         return [ProcessFinisher(cast("Payload", self._payload), start_method()) for _ in range(workers)]
@@ -506,6 +513,13 @@ class Loader:
         return self
 
     # -- called by the pass -----------------------------------------------------------------------------------------
+
+    def _advise_on_chance(self) -> None:
+        """Warn, once, of a transform that draws from global random states."""
+        watch = self._watch
+        if watch is not None and watch.moved:
+            self._watch = None
+            warnings.warn(advice(watch.moved), PenstockWarning, stacklevel=users_level())
 
     def _is_active(self, one: Pass) -> bool:
         active = self._active
@@ -553,6 +567,12 @@ class Loader:
         if not self._at_pass_start() or not self._delivered:
             self._cursor = self._start_of(self._next_pass_epoch())
         self._delivered = False
+
+
+def _wants(transform: Callable[..., Any] | None, rowwise: Any) -> frozenset[str]:
+    """Return what the user's function asks for beside the batch, or beside the row or DataFrame."""
+    spec = getattr(rowwise, "spec", None)
+    return transform_wants(transform) if spec is None else transform_wants(spec.func) & NAMES
 
 
 def _too_many(skipped: list[Skipped], limit: int) -> Exception:

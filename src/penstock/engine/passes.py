@@ -69,7 +69,14 @@ class Pass:
         if not loader._is_active(self):  # after `_begin`: close() may come in between
             self._refuse()
         began = now()
-        built = run.next()
+        watch = None if self.ahead else loader._watch
+        if watch is None:
+            built = run.next()
+        else:
+            watch.user_waits()
+            built = run.next()
+            watch.user_works()
+        loader._advise_on_chance()
         if built is None:
             self._over = True
             loader._move(self, None)

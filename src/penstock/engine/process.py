@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from penstock.codecs import Cells
+from penstock.engine.chance import seed_globals
 from penstock.engine.gather import Gathered
 from penstock.engine.memory import BlockPool
 from penstock.engine.shared import Packer, SharedBlock, unpack
@@ -340,6 +341,8 @@ class _Server:
         try:
             if self._finisher is None:
                 self._finisher = cast("Finisher", pickle.loads(self._payload))
+            if self._finisher.calls_user:
+                seed_globals((place.seed, place.epoch), place.first)
             memory = cast("SharedBlock", self._input).memory
             batch, lost = self._finisher.finish([_unpack_gathered(memory, one) for one in columns], place, self._pool)
             packer = Packer()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.finish import Batch
+    from penstock.engine.finish import Batch, Chance
     from penstock.schema import UnischemaField
     from penstock.schema.transform import TransformSpec
 
@@ -38,11 +38,14 @@ class RowTransform:
     stack: bool
     """Whether columns become arrays, as batches have them; otherwise they are lists of values."""
 
-    def __call__(self, batch: Batch, num_rows: int) -> Batch:
+    def __call__(self, batch: Batch, num_rows: int, chance: Chance | None) -> Batch:
         """Return the transformed rows, as columns."""
         names = list(batch)
         lines = zip(*map(row_values, batch.values()), strict=True) if names else ((),) * num_rows
-        rows = [self._row(dict(zip(names, line, strict=True))) for line in lines]
+        rows = [
+            self._row(dict(zip(names, line, strict=True)), {} if chance is None else chance.of_row(index))
+            for index, line in enumerate(lines)
+        ]
         if self.spec.func is not None:
             self._check_names(rows, names)
         edited = {field.name for field in self.spec.edit_fields}
@@ -54,13 +57,13 @@ class RowTransform:
                     check_value(field, value)
         return {field.name: _stacked(columns[field.name]) for field in self.fields} if self.stack else columns
 
-    def _row(self, row: dict[str, Any]) -> Mapping[str, Any]:
+    def _row(self, row: dict[str, Any], extra: dict[str, Any]) -> Mapping[str, Any]:
         if self.spec.func is None:
             return row
         if is_halted():
             raise TransformError("the run was stopped before this row was transformed")
         try:
-            result = self.spec.func(row)
+            result = self.spec.func(row, **extra)
         except Exception as error:
             raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
         if not hasattr(result, "keys"):
@@ -98,7 +101,7 @@ class FrameTransform:
     dtypes: Mapping[str, np.dtype[Any]]
     """See `plain_array`: with them the function gets equal dtypes in all batches, with and without nulls."""
 
-    def __call__(self, batch: Batch, num_rows: int) -> Batch:  # noqa: ARG002 -- as `RowTransform`
+    def __call__(self, batch: Batch, num_rows: int, chance: Chance | None) -> Batch:  # noqa: ARG002 -- as `RowTransform`
         """Return the transformed columns."""
         if self.spec.func is None:
             return {field.name: batch[field.name] for field in self.fields}
@@ -114,7 +117,7 @@ class FrameTransform:
         frame = pd.DataFrame(columns, copy=False)
         del batch
         try:
-            result = self.spec.func(frame)
+            result = self.spec.func(frame, **({} if chance is None else chance.of_batch()))
         except Exception as error:
             raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
         if not isinstance(result, pd.DataFrame):

@@ -30,21 +30,22 @@ class TransformSpec:
 
     Args:
         func: Takes and returns a row (a dict of values), or where batches of a table are read a pandas DataFrame; None
-            only removes or selects fields.
+            only removes or selects fields. It may also take `rng` (a NumPy generator) and `generator` (a
+            torch.Generator), which depend only on seed, epoch and the place of the row, or of the batch.
         edit_fields: Fields that are added or changed: `UnischemaField`s or tuples (name, dtype, shape, nullable). What
             comes back for them is checked.
         removed_fields: Names of fields that do not come out.
         selected_fields: Names of all the fields that come out, in that order; not together with `removed_fields`.
     """
 
-    func: Callable[[Any], Any] | None
+    func: Callable[..., Any] | None
     edit_fields: tuple[UnischemaField, ...]
     removed_fields: tuple[str, ...]
     selected_fields: tuple[str, ...] | None
 
     def __init__(
         self,
-        func: Callable[[Any], Any] | None = None,
+        func: Callable[..., Any] | None = None,
         edit_fields: Sequence[Any] | None = None,
         removed_fields: Sequence[str] | None = None,
         selected_fields: Sequence[str] | None = None,

@@ -348,12 +348,18 @@ class _Fed:
         began = now()
         if self.ended:
             self._refuse()
+        watch = self._loader.native._watch
         try:
+            if watch is not None:
+                watch.user_waits()
             batch: Tensors
             batch, num_rows = self._feed.take()
         except BaseException as error:
             self._stopped_by(error)
             raise
+        finally:
+            if watch is not None:
+                watch.user_works()
         self._loader.native.note_received(num_rows, now() - began)
         return batch
 

@@ -315,8 +315,9 @@ class Dataset:
             rank: This process's part, with `world`; default: torch.distributed, JAX or the launcher's environment.
             world: Number of parts.
             remainder: Rows that do not divide by `world`: "drop", "pad" (with a mask column `_valid`) or "uneven".
-            transform: Function of the batch (a dict of columns), which may also take `rng` and `positions`; it may add,
-                drop and reshape columns, not rows. Or a `TransformSpec`, whose function takes one row.
+            transform: Function of the batch (a dict of columns), which may also take `rng`, `generator` (of torch) and
+                `positions`; it may add, drop and reshape columns, not rows. Or a `TransformSpec`, whose function takes
+                one row.
             window: Windows over time instead of rows, each column with an axis of time; see `Window`.
             pool: "thread", "process" (for transforms that hold the GIL) or "serial" (for debugging).
             workers: Threads or processes; default: this rank's share of the cores.

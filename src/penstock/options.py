@@ -80,7 +80,7 @@ class LoaderOptions:
     remainder: Remainder = "drop"
     """What happens when the rows do not divide evenly among the ranks."""
     transform: Callable[..., Mapping[str, Any]] | None = None
-    """Function of the batch; may also take `rng` and `positions`."""
+    """Function of the batch; may also take `rng`, `generator` and `positions`."""
     pool: Pool = "thread"
     """Where decoding and the transform run."""
     workers: int | None = None

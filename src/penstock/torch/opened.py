@@ -52,7 +52,7 @@ _HINTS = {
     "collate_fn": "batches are made already: change them with transform= or device_transform=",
     "sampler": "the order is the loader's: shuffle=, seed=, rank= and world= say which",
     "batch_sampler": "the order is the loader's: shuffle=, seed=, rank= and world= say which",
-    "worker_init_fn": "the work is done by threads; a transform may take rng, which depends on the batch's place",
+    "worker_init_fn": "the work is done by threads; a transform may take rng or generator, which depend on its place",
     "prefetch_factor": "memory_bytes= says how much is read ahead, prefetch= how much waits on a device",
     "persistent_workers": "threads live as long as an iterator, which costs milliseconds",
     "num_epochs": "epochs= says how many epochs one pass has",

@@ -234,6 +234,17 @@ def test_pillow_does_not_halve_16_bit_colour(monkeypatch):
         CompressedImageCodec("png").encode(Field("x", np.uint16, (96, 80, 3)), photo().astype(np.uint16))
 
 
+@pytest.mark.parametrize("name", ["imagecodecs", "cv2", "PIL.Image"])
+def test_a_png_that_promises_more_bytes_than_it_has_is_damaged(monkeypatch, name):
+    only(monkeypatch, name)
+    file = opencv_file(photo(), "png")
+    at = file.index(b"IDAT") - 4
+    for broken in (file[:at] + b"\x40" + file[at + 1 :], file[: at + 50]):
+        with pytest.raises(ValueError, match="damaged PNG"):
+            CompressedImageCodec("png").decode(field_of(photo()), broken)
+    assert (CompressedImageCodec("png").decode(field_of(photo()), file + b"more") == photo()).all()
+
+
 def test_without_any_library_the_error_names_the_install_line(monkeypatch):
     only(monkeypatch)
     with pytest.raises(ValueError, match=r"pip install 'penstock\[opencv\]'"):

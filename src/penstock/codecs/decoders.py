@@ -193,7 +193,7 @@ def _decode_imagecodecs(cell: bytes, _found: str) -> NDArray[Any]:
     _refuse_huge(int.from_bytes(cell[20:24], "big"), int.from_bytes(cell[16:20], "big"))
     try:
         pixels: NDArray[Any] = imagecodecs.png_decode(cell)
-    except imagecodecs.PngError as exc:
+    except Exception as exc:  # PngError, or UnicodeDecodeError where it cannot read libpng's message
         raise _Damaged(f"damaged PNG: {exc}") from exc
     return pixels
 
@@ -205,7 +205,7 @@ def _refuse_huge(height: int, width: int) -> None:
 
 def _decode_cv2(cell: bytes, found: str) -> NDArray[Any]:
     cv2 = library("cv2")
-    _refuse_cut_jpeg(cell, found)
+    _refuse_cut(cell, found)
     pixels: NDArray[Any] | None = None
     if cell:
         pixels = cv2.imdecode(np.frombuffer(cell, np.uint8), cv2.IMREAD_UNCHANGED)
@@ -215,14 +215,20 @@ def _decode_cv2(cell: bytes, found: str) -> NDArray[Any]:
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if pixels.ndim == 3 and pixels.shape[2] == 3 else pixels
 
 
-def _refuse_cut_jpeg(cell: bytes, found: str) -> None:
-    """OpenCV 4 fills what is missing with grey; inside a scan an end marker cannot occur by chance."""
+def _refuse_cut(cell: bytes, found: str) -> None:
+    """Refuse files that are cut short: OpenCV 4 fills what is missing with grey, and 5 takes a gigabyte for it."""
+    # Inside a scan of a JPEG an end marker cannot occur by chance.
     if found == JPEG and cell.rfind(b"\xff\xd9") < cell.rfind(b"\xff\xda"):
         raise _Damaged("damaged JPEG: cut short, no end-of-image marker")
+    at = 8
+    while found == PNG and cell[at + 4 : at + 8] != b"IEND":
+        at += 12 + int.from_bytes(cell[at : at + 4], "big")
+        if at > len(cell) - 12:
+            raise _Damaged("damaged PNG: cut short")
 
 
 def _decode_pillow(cell: bytes, found: str) -> NDArray[Any]:
-    _refuse_cut_jpeg(cell, found)
+    _refuse_cut(cell, found)
     with _open_pillow(cell) as image:
         if found == PNG and cell[24] == 16 and cell[25] != 0:
             raise ValueError("Pillow drops half of 16-bit colour; pip install imagecodecs")

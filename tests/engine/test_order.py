@@ -353,7 +353,7 @@ def test_states_of_other_runs_are_refused_and_change_nothing(numbers_ds, tmp_pat
 def test_damaged_states_are_refused(numbers_ds, shuffle):
     with numbers_ds.loader(batch_size=10, shuffle=shuffle) as loader:
         good = save(loader)
-        for name in good:
+        for name in good.keys() - {"content"}:  # a state without it is one of an older release
             with pytest.raises(StateMismatch, match="damaged state"):
                 loader.load_state_dict({key: value for key, value in good.items() if key != name})
         bad = [("version", 2), ("order", "spiral-1"), ("epoch", -1), ("epoch", 1.5), ("seed", -1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from tests.plan.cases import cases
 
 LANES = State(Order("lanes", 7, 48, 1000), Cursor(3, position=123456), "ab", "cd")
 LINES = State(Order("groups", 7), Cursor(3, left=((0, 5), (9, 12))), "ab", "cd")
+THIS = {"dataset": "ab", "content": None, "rows": "cd", "seed": 7, "kind": "lanes"}
 
 
 def test_states_have_the_documented_form():
@@ -26,17 +28,27 @@ def test_states_have_the_documented_form():
         '{"version": 1, "order": "groups-1", "dataset": "ab", "rows": "cd", "seed": 7, "epoch": 3, '
         '"left": [[0, 5], [9, 12]]}'
     )
+    assert replace(LANES, content="ef").to_json() == LANES.to_json() | {"content": "ef"}
 
 
 @given(case=cases())
 @settings(max_examples=depth(50, 500), deadline=None)
 def test_states_survive_json(case):
-    state = State(case.order, case.cursor, "d", "r")
-    assert State.from_json(json.loads(json.dumps(state.to_json()))) == state
+    for content in (None, "c"):
+        state = State(case.order, case.cursor, "d", "r", content=content)
+        assert State.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_a_state_of_this_run_is_accepted():
-    check(LANES, dataset="ab", rows="cd", seed=7, kind="lanes")
+    check(LANES, **THIS)
+    check(replace(LANES, content="ef"), **{**THIS, "content": "ef"})
+
+
+def test_content_is_compared_where_both_sides_have_it():
+    check(replace(LANES, content="ef"), **THIS)
+    check(LANES, **{**THIS, "content": "ef"})
+    with pytest.raises(StateMismatch, match=r"content of the state is 'ef', of this loader 'xx'; .*were written again"):
+        check(replace(LANES, content="ef"), **{**THIS, "content": "xx"})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +62,7 @@ def test_a_state_of_this_run_is_accepted():
 )
 def test_a_state_of_another_run_is_refused_by_the_part_that_differs(other, words):
     with pytest.raises(StateMismatch, match=words):
-        check(LANES, **{"dataset": "ab", "rows": "cd", "seed": 7, "kind": "lanes", **other})
+        check(LANES, **{**THIS, **other})
 
 
 @pytest.mark.parametrize(
@@ -66,6 +78,7 @@ def test_a_state_of_another_run_is_refused_by_the_part_that_differs(other, words
         (LANES, {"seed": -1}, "damaged state: seed"),
         (LANES, {"epoch": -1}, "damaged state: epoch"),
         (LANES, {"dataset": 3}, "'dataset' must be str"),
+        (LANES, {"content": None}, "'content' must be str"),
         (LINES, {"left": None}, "'left' must be list"),
         (LINES, {"left": [[1, 2, 3]]}, "'left' must hold pairs"),
         (LINES, {"left": [["a", 2]]}, "'left' must hold pairs"),

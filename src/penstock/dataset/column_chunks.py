@@ -9,6 +9,8 @@ Reads no files.
 from __future__ import annotations
 
 import hashlib
+import math
+import struct
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,7 @@ _SIZES_UNENCODED, _SIZES_LEVELS = 1, 3
 
 _BOOLEAN, _INT32, _INT64, _INT96, _FLOAT, _DOUBLE, _BYTE_ARRAY, _FIXED_BYTES = range(8)
 _WIDTHS = {_BOOLEAN: 1, _INT32: 4, _INT64: 8, _INT96: 12, _FLOAT: 4, _DOUBLE: 8, _BYTE_ARRAY: None}
+_PAIRS = {_FLOAT: struct.Struct("<2f"), _DOUBLE: struct.Struct("<2d")}
 _OPTIONAL, _REPEATED = 1, 2
 _UNSIGNED = frozenset({11, 12, 13, 14})
 """Converted types UINT_8 to UINT_64."""
@@ -168,7 +171,7 @@ class ColumnChunks:
             if not isinstance(path, bytes):
                 raise ThriftError(f"row group {index} names a file that is not text")
             self.file_paths.append(path.decode("utf-8", "surrogateescape"))
-            self.digests.append(_digest(figures[index], bounds))
+            self.digests.append(_digest(figures[index], [_settled(*both) for both in zip(bounds, kinds, strict=True)]))
             self._bounds.append(bounds)
         return figures, position
 
@@ -324,11 +327,27 @@ def _integer(struct: Struct, number: int, default: int | None = None) -> int:
     return value
 
 
+def _settled(bounds: Bounds, kind: tuple[int, int | None]) -> Bounds:
+    """Return bounds of floating-point numbers as parquet-mr puts them into `_metadata`: no NaN, and zeros with a sign.
+
+    Its own footers, from which it makes that file, hold them as they were found.
+    """
+    floats = _PAIRS.get(kind[0])
+    if floats is None or bounds[0] is None or bounds[1] is None:
+        return bounds
+    least, most = floats.unpack(bounds[0] + bounds[1])
+    if math.isnan(least) or math.isnan(most):
+        return None, None
+    zero = bytes(len(bounds[0]))
+    return bounds[0] if least else zero[1:] + b"\x80", bounds[1] if most else zero
+
+
 def _digest(figures: Integers, bounds: Sequence[Bounds]) -> bytes:
     """Digest a row group: offsets, sizes, null counts, least and greatest values. Changing how breaks resumed runs.
 
     What writers of `_metadata` leave out or write in another way (distinct counts, encodings, size statistics, paths,
-    deprecated fields beside new ones) is not part of it, so that footers and `_metadata` agree.
+    deprecated fields beside new ones, bounds that are NaN or zero) is not part of it, so that footers and `_metadata`
+    agree.
     """
     both = [bound for pair in bounds for bound in pair]
     sums = hashlib.blake2b(np.ascontiguousarray(figures[:, :6], "<i8").tobytes(), digest_size=16)

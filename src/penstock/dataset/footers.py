@@ -23,6 +23,8 @@ from penstock.storage.filesystem import is_utf8
 from penstock.storage.identity import open_identified
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.dataset.discover import DataFile
 
 CACHE_BYTES = 64 << 20
@@ -101,11 +103,26 @@ class Footer:
                 ) from exc
         return self._chunks
 
+    @property
+    def content(self) -> bytes:
+        """Digest of offsets, sizes and statistics of all column chunks: what `_metadata` knows about the file too."""
+        try:
+            return content_of(self.chunks.digests)
+        except BadFile:  # to be met where it is read, not where a state is saved
+            return self.seen.footer
+
+
+def content_of(digests: Iterable[bytes]) -> bytes:
+    """Return the content of a file, from the digests of its row groups. Changing how breaks resumed runs."""
+    return hashlib.blake2b(b"".join(digests), digest_size=16).digest()
+
 
 class FooterCache:
     """The footers used last, up to a number of bytes; safe for threads."""
 
     def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
+        self.contents: dict[int, bytes] = {}
+        """`Footer.content` of files whose footers were dropped, or not read because `_metadata` tells it."""
         self._limit = limit_bytes
         self._used = 0
         self._kept: OrderedDict[int, Footer] = OrderedDict()
@@ -120,14 +137,19 @@ class FooterCache:
             return footer
 
     def put(self, file: int, footer: Footer) -> None:
-        """Keep a footer; the ones unused longest go."""
+        """Keep a footer; the ones unused longest go, after their content was noted."""
+        dropped: list[tuple[int, Footer]] = []
         with self._lock:
             if file in self._kept:
                 return
             self._kept[file] = footer
             self._used += footer_bytes(footer)
             while self._used > self._limit and len(self._kept) > 1:
-                self._used -= footer_bytes(self._kept.popitem(last=False)[1])
+                dropped.append(self._kept.popitem(last=False))
+                self._used -= footer_bytes(dropped[-1][1])
+        for old, gone in dropped:
+            if old not in self.contents:
+                self.contents[old] = gone.content
 
 
 def footer_bytes(footer: Footer) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.dataset.discover import DataFile, Root, threads_for
-from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, read_footer
+from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, content_of, read_footer
 from penstock.errors import BadFile, CodecError, MetadataError, PenstockError
 from penstock.schema.stored import SCHEMA_KEY, find_schema, partition_types
 
@@ -201,6 +201,8 @@ def _collect(scanner: _Scanner) -> Scan:
             footer = scanner.cache.get(old)
             if footer is not None:
                 cache.put(new, footer)
+            else:
+                cache.contents[new] = scanner.cache.contents[old]
     stored = sorted(scanner.stored.values(), key=lambda one: one[2])
     return Scan(
         files=[scanner.files[index] for index in good],
@@ -233,6 +235,7 @@ def _use_summaries(scanner: _Scanner) -> bool:
         return False
     for index, one in found.items():
         scanner.note(index, tuple(one.rows), tuple(one.stored_bytes), scanner.files[index].size or 0)
+        scanner.cache.contents[index] = content_of(one.digests)
     return True
 
 
@@ -244,6 +247,8 @@ class _Listed:
     """Of each row group."""
     stored_bytes: list[int] = field(default_factory=list)
     """Of each row group, uncompressed."""
+    digests: list[bytes] = field(default_factory=list)
+    """Of each row group, over its column chunks."""
     least_size: int = 0
     """Where the last column chunk ends: a shorter file is another one."""
 
@@ -263,6 +268,7 @@ def _read_summary(scanner: _Scanner, root: Root) -> dict[str, _Listed]:
         one = listed.setdefault(path, _Listed())
         one.rows.append(num_rows)
         one.stored_bytes.append(stored_bytes)
+        one.digests.append(chunks.digests[group])
         if chunks.leaves:
             one.least_size = max(one.least_size, chunks.range_of(group, len(chunks.leaves) - 1)[1])
     return listed
@@ -275,12 +281,14 @@ def _equal_types(a: Footer, b: Footer | None) -> bool:
 
 
 def _samples_agree(scanner: _Scanner, listed: Mapping[int, _Listed]) -> bool:
-    """Look at a few footers: an outdated `_metadata` lists files that have other rows or types."""
+    """Look at a few footers: an outdated `_metadata` lists files that have other rows, types or content."""
     last = len(scanner.files) - 1
     for index in sorted({last * step // max(1, _SAMPLES - 1) for step in range(_SAMPLES)}):
         try:
             footer, _ = read_footer(scanner.files[index])
             if list(rows_of(footer)) != listed[index].rows or not _equal_types(footer, scanner.base):
+                return False
+            if footer.chunks.digests != listed[index].digests:
                 return False
         except (BadFile, *READ_ERRORS):
             return False

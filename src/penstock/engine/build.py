@@ -50,6 +50,9 @@ class Source(Protocol):
     def path_of(self, chunk: int) -> str:
         """Name the file of a chunk."""
 
+    def content(self) -> str:
+        """Return a digest of what the footers say about the column chunks."""
+
     chunk_group: NDArray[np.int32]
 
 

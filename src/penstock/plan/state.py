@@ -34,6 +34,8 @@ class State:
     """Digest of the selection."""
     predicate: str | None = None
     """Digest of the predicate that leaves rows out on delivery; None where there is none, and in older states."""
+    content: str | None = None
+    """Digest of what the footers say about the column chunks; None in states that were saved before there was one."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a dict of JSON values."""
@@ -44,8 +46,10 @@ class State:
         if self.predicate is not None:
             head |= {"predicate": self.predicate}
         if self.cursor.left is not None:
-            return head | {"left": [list(interval) for interval in self.cursor.left]}
-        return head | {"position": self.cursor.position, "lanes": self.order.lanes, "block": self.order.block}
+            head |= {"left": [list(interval) for interval in self.cursor.left]}
+        else:
+            head |= {"position": self.cursor.position, "lanes": self.order.lanes, "block": self.order.block}
+        return head if self.content is None else head | {"content": self.content}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> State:
@@ -61,13 +65,26 @@ class State:
         except PlanError as error:
             raise StateMismatch(f"damaged state: {error}") from error
         predicate = _entry(value, "predicate", str) if "predicate" in value else None
-        return cls(order, cursor, _entry(value, "dataset", str), _entry(value, "rows", str), predicate)
+        content = _entry(value, "content", str) if "content" in value else None
+        return cls(order, cursor, _entry(value, "dataset", str), _entry(value, "rows", str), predicate, content)
 
 
-def check(state: State, *, dataset: str, rows: str, seed: int, kind: Kind) -> None:
-    """Raise StateMismatch saying which part differs, unless the state belongs to this dataset, selection and order."""
+def check(  # noqa: PLR0913 -- the parts of a state
+    state: State, *, dataset: str, content: str | None, rows: str, seed: int, kind: Kind
+) -> None:
+    """Raise StateMismatch saying which part differs, unless the state belongs to this dataset, selection and order.
+
+    `content` is compared where both sides have one.
+    """
     if state.dataset != dataset:
         raise _differs("dataset", state.dataset, dataset, "files, their sizes or rows per row group are not the same")
+    if None not in (state.content, content) and state.content != content:
+        raise _differs(
+            "content",
+            state.content,
+            content,
+            "files of the same names, sizes and rows were written again: sizes or statistics of their columns differ",
+        )
     if state.rows != rows:
         raise _differs(
             "rows", state.rows, rows, "other rows are selected; open with the filters of the interrupted run"

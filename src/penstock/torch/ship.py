@@ -31,6 +31,7 @@ class Shipped:
 
     def __reduce__(self) -> tuple[Any, ...]:
         dataset = self.dataset
+        dataset._source.content()  # once here, instead of reading all footers again in every worker
         facts = {name: value for name, value in vars(dataset._source).items() if name not in _STAYS}
         partitions = dict(dataset._source.partitions)
         return _unship, (facts, partitions, dataset._selection, dataset._names, dataset._late)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.dataset import column_chunks
 from penstock.dataset.column_chunks import ColumnChunks
 from penstock.dataset.thrift import ThriftError
 from penstock.errors import BadFile
@@ -130,22 +132,81 @@ class TestDigests:
         assert [one.hex() for one in ColumnChunks(footer_of(path)).digests] == ["53622c691099ca88d40f05ad3798150e"]
 
 
+def told(raw):
+    """Everything that is read of a footer, or the error."""
+    try:
+        chunks = ColumnChunks(raw)
+    except ThriftError:
+        return "damaged"
+    names = ("num_values", "uncompressed_bytes", "compressed_bytes", "data_page_offset", "dictionary_page_offset")
+    names += ("null_count", "unencoded_bytes", "spelled_out")
+    figures = {name: getattr(chunks, name).tolist() for name in names}
+    return figures, chunks.file_paths, chunks.digests, chunks._bounds, chunks.null_elements().tolist()
+
+
+def both(raw):
+    """What the pattern and what reading field by field make of a footer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column_chunks, "LEAST_CHUNKS", 0)
+        fast = told(raw)
+        patch.setattr(column_chunks, "LEAST_CHUNKS", 1 << 60)
+        return fast, told(raw)
+
+
+class TestPattern:
+    """Column chunks are read by one regular expression; reading field by field is its plain twin."""
+
+    def test_they_agree_on_what_arrow_writes(self, file):
+        fast, plain = both(footer_of(file))
+        assert fast == plain != "damaged"
+
+    def test_they_agree_on_what_spark_writes(self):
+        for path in sorted((ROOT / "tests" / "data" / "petastorm").rglob("*.parquet")):
+            fast, plain = both(footer_of(path))
+            assert fast == plain != "damaged"
+
+    def test_they_agree_on_a_summary(self, tmp_path):
+        collected: list = []
+        pq.write_to_dataset(TABLE, tmp_path, metadata_collector=collected, basename_template="{i}.parquet")
+        pq.write_metadata(TABLE.schema, tmp_path / "_metadata", metadata_collector=collected)
+        fast, plain = both(footer_of(tmp_path / "_metadata"))
+        assert fast == plain
+        assert fast[1] == ["0.parquet"]
+
+    @given(data=st.data())
+    def test_they_agree_on_damaged_footers(self, data):
+        fast, plain = both(mutated(data))
+        assert fast == plain
+
+    def test_most_column_chunks_are_read_by_the_pattern(self, tmp_path):
+        pq.write_table(TABLE, tmp_path / "a.parquet")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(column_chunks, "LEAST_CHUNKS", 0)
+            patch.setattr(column_chunks, "_read_chunk", lambda chunk, leaf, bounds: missed.append(chunk))
+            missed: list = []
+            with contextlib.suppress(TypeError):
+                ColumnChunks(footer_of(tmp_path / "a.parquet"))
+        assert len(missed) <= 1  # the text of 300 bytes
+
+
+def mutated(data):
+    """Return a footer with one thing changed."""
+    sound = SOUND
+    position = data.draw(st.integers(0, len(sound) - 1))
+    kind = data.draw(st.sampled_from(["flip", "cut", "insert", "set"]))
+    if kind == "flip":
+        return sound[:position] + bytes([sound[position] ^ 1 << data.draw(st.integers(0, 7))]) + sound[position + 1 :]
+    if kind == "cut":
+        return sound[:position]
+    if kind == "insert":
+        return sound[:position] + data.draw(st.binary(min_size=1, max_size=20)) + sound[position:]
+    return sound[:position] + data.draw(st.binary(min_size=1, max_size=1)) + sound[position + 1 :]
+
+
 class TestDamage:
     @given(data=st.data())
     def test_bytes_that_are_not_a_footer(self, data):
-        sound = SOUND
-        position = data.draw(st.integers(0, len(sound) - 1))
-        kind = data.draw(st.sampled_from(["flip", "cut", "insert", "set"]))
-        if kind == "flip":
-            bad = (
-                sound[:position] + bytes([sound[position] ^ 1 << data.draw(st.integers(0, 7))]) + sound[position + 1 :]
-            )
-        elif kind == "cut":
-            bad = sound[:position]
-        elif kind == "insert":
-            bad = sound[:position] + data.draw(st.binary(min_size=1, max_size=20)) + sound[position:]
-        else:
-            bad = sound[:position] + data.draw(st.binary(min_size=1, max_size=1)) + sound[position + 1 :]
+        bad = mutated(data)
         try:
             chunks = ColumnChunks(bad)
         except ThriftError:

@@ -18,7 +18,7 @@ _MOST_BITS = 70
 """Bits of the longest varint: ten bytes of seven."""
 _TRUE, _BYTE, _DOUBLE, _BINARY = 1, 3, 7, 8
 LIST, STRUCT = 9, 12
-_BOOLEANS, _INTEGERS, _NESTING = frozenset({1, 2}), frozenset({4, 5, 6}), frozenset({9, 10, 12})
+BOOLEANS, _INTEGERS, _NESTING = frozenset({1, 2}), frozenset({4, 5, 6}), frozenset({9, 10, 12})
 
 Struct = dict[int, Any]
 
@@ -54,7 +54,7 @@ def read_struct(data: bytes, position: int, nested: int = 0) -> tuple[Struct, in
             if byte > 127:
                 value, position = _rest_of_varint(data, position, value)
             fields[number] = (value >> 1) ^ -(value & 1)
-        elif kind in _BOOLEANS:
+        elif kind in BOOLEANS:
             fields[number] = kind == _TRUE
         else:
             fields[number], position = read_value(data, position, kind, nested)
@@ -121,7 +121,7 @@ def read_list_header(data: bytes, position: int) -> tuple[int, int, int]:
 
 def _read_list(data: bytes, position: int, nested: int) -> tuple[list[Any], int]:
     length, element, position = read_list_header(data, position)
-    kind = _BYTE if element in _BOOLEANS else element  # a boolean in a list takes a byte
+    kind = _BYTE if element in BOOLEANS else element  # a boolean in a list takes a byte
     values = []
     for _ in range(length):
         value, position = read_value(data, position, kind, nested)

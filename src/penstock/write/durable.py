@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import tempfile
 import time
@@ -22,7 +23,7 @@ import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
@@ -32,7 +33,7 @@ SHUFFLE = ".penstock-shuffle-"
 """Begins the names of folders in which a shuffle lets rows wait for their turn."""
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.005
-_SETTLE_S = 0.05
+_TRIES = 8
 
 
 def put_json(fs: FileSystem, path: str, value: Mapping[str, Any]) -> None:
@@ -51,12 +52,20 @@ def put_json(fs: FileSystem, path: str, value: Mapping[str, Any]) -> None:
     sync_folders(fs, [os.path.dirname(path)])
 
 
-def settle() -> None:
-    """Wait for a moment: who has put a marker on a store, which has no locks, looks again whether it is the last one.
+def claim_alone(fs: FileSystem, path: str, others: Callable[[], Iterable[str]]) -> str | None:
+    """Put a small file that says that one writer is at work, on a store that has no locks; None: nobody else is.
 
-    Another writer that has found no marker puts its own within this time, unless it is held up.
+    `others` lists the claims of other writers. Each puts its own before it looks for others, so of two at once at
+    least one sees the other; it takes its claim back and tries again after a while. Returns a claim that stays.
     """
-    time.sleep(_SETTLE_S)
+    for _ in range(_TRIES):
+        put_json(fs, path, {"process": os.getpid()})
+        other = next(iter(others()), None)
+        if other is None:
+            return None
+        remove(fs, path)
+        time.sleep(random.uniform(0, 2 * _PAUSE_S * _TRIES))
+    return other
 
 
 def sync_file(fs: FileSystem, path: str) -> None:

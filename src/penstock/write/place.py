@@ -6,8 +6,8 @@
 - `overwrite` of a dataset: old and new swap places in one step where the system can (see `exchange`), else by two
   renames, between which the old one waits under a hidden name and is moved back if the second fails;
 - a store that cannot rename folders: a marker is put into the target, the old files are deleted, the new ones moved one
-  by one, and the marker goes last; a dataset with a marker does not open, and committing again carries on. Of several
-  writers that do so at once the one goes on whose folder the marker names.
+  by one, and the marker goes last; a dataset with a marker does not open, and committing again carries on. One writer
+  does so at a time: others are refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
-from penstock.dataset.incomplete import JOURNAL, MARKER, hidden_name, note_path, read_json
+from penstock.dataset.incomplete import JOURNAL, MARKER, hidden_folders, hidden_name, note_path, read_json
 from penstock.errors import DatasetExists
-from penstock.write.durable import CANNOT, mutex, put_json, remove, settle, sync_folders
+from penstock.write.durable import CANNOT, claim_alone, mutex, put_json, remove, sync_folders
 from penstock.write.exchange import exchange
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 _RENAMING = {"file", "local", "hdfs", "webhdfs", "arrow_hdfs", "sftp", "ssh", "smb", "ftp"}
@@ -37,6 +39,8 @@ _METADATA = {"_SUCCESS", "_metadata", "_common_metadata", MARKER}
 _DATABRICKS = ("_committed_", "_started_")
 _HALF = re.compile(r"\.(_metadata|_common_metadata)\.[0-9a-f]{12}\.writing|" + re.escape(MARKER) + r"\.writing")
 """Metadata that a killed process was just writing."""
+_CLAIM = "claim.json"
+"""In a hidden folder on a store, whose files are replacing those of the target."""
 _MOVES = 16
 """Files moved at a time on a store, where a move is a request or two."""
 
@@ -119,14 +123,17 @@ class Place:
             files = [str(found.path)[len(self.path) :].lstrip("/") for found in listed if found.type == FileType.File]
             return next((relative for relative in files if not _belongs(relative)), None)
 
-    def show(self, folder: str, *, overwrite: bool) -> None:
-        """Put a complete folder in the target's place.
+    def show(self, folder: str, *, overwrite: bool, files: Iterable[str] = ()) -> None:
+        """Put a complete folder, which holds these files (relative paths), in the target's place.
 
         Raises:
             DatasetExists: something is there that may not be replaced, also if it appeared a moment ago.
         """
         if not can_rename(self.fs):
-            self._move_files(folder)
+            try:
+                self._move_files(folder, files)
+            except FileNotFoundError as error:  # another writer has taken this one for dead, and removed its files
+                raise self._taken(None) from error
             return
         while not self._appear(folder):  # another round only where another writer has just shown or removed something
             self.check(overwrite=overwrite)
@@ -176,17 +183,24 @@ class Place:
         if gone and self.fs.get_file_info(old).type != FileType.NotFound:
             _move(self.fs, old, self.path)
 
-    def _move_files(self, folder: str) -> None:
-        """Replace the files of a target on a store; a target whose marker says `moving` has no old files left."""
-        fs = self.fs
-        found = read_json(fs, self.marker) or {}
-        other = found.get("from")
-        if other not in (None, folder) and _files(fs, other):
+    def _move_files(self, folder: str, wanted: Iterable[str]) -> None:
+        """Replace the files of a target on a store; a target whose marker says `moving` has no old files left.
+
+        One writer at a time: the claim in its hidden folder goes with that folder.
+        """
+        fs, mine = self.fs, posixpath.dirname(folder)
+
+        def claims() -> Iterator[str]:
+            for other in hidden_folders(fs, self.path):
+                if other != mine and fs.get_file_info(f"{other}/{_CLAIM}").type != FileType.NotFound:
+                    yield other
+
+        other = claim_alone(fs, f"{mine}/{_CLAIM}", claims)
+        if other is not None:
             raise self._taken(other)
-        if (found.get("state"), other) != ("moving", folder):
+        found = read_json(fs, self.marker) or {}
+        if (found.get("state"), found.get("from")) != ("moving", folder):
             put_json(fs, self.marker, {"version": 1, "state": "removing", "from": folder})
-            settle()
-            self._check_mover(folder)
             for path in _files(fs, self.path):
                 if path != self.marker:
                     fs.delete_file(path)
@@ -198,29 +212,29 @@ class Place:
             fs.create_dir(posixpath.dirname(target), recursive=True)
             fs.move(path, target)
 
-        try:
-            files = _files(fs, folder)
-            with ThreadPoolExecutor(_MOVES) as pool:
-                for start in range(0, len(files), _MOVES):
-                    self._check_mover(folder)
-                    list(pool.map(move, files[start : start + _MOVES]))
-        except CANNOT:
-            self._check_mover(folder)  # says so where another writer has removed the files
-            raise
+        files = _files(fs, folder)
+        with ThreadPoolExecutor(_MOVES) as pool:
+            for start in range(0, len(files), _MOVES):
+                self._check_mover(folder)
+                list(pool.map(move, files[start : start + _MOVES]))
         self._check_mover(folder)
+        there = set(_files(fs, self.path))
+        if not all(posixpath.join(self.path, name) in there for name in wanted):
+            raise self._taken(None)
         fs.delete_file(self.marker)
 
     def _check_mover(self, folder: str) -> None:
+        """Raise where another writer has begun anew on a target that it took for one that was left incomplete."""
         found = (read_json(self.fs, self.marker) or {}).get("from")
         if found != folder:
             raise self._taken(found)
 
     def _taken(self, other: str | None) -> DatasetExists:
         return DatasetExists(
-            f"{self.path} is being replaced by another writer at the same time"
+            f"{self.path} is being replaced by another writer"
             + (f", from {other}" if other else "")
-            + "; what is there now is left as it is: wait until that one has ended, and write it again if it is still "
-            "to be replaced"
+            + "; what is there now is left as it is: write it again when that one has ended, or, if it has died, after "
+            "penstock.discard(url)"
         )
 
     def unmark(self) -> None:

@@ -42,11 +42,11 @@ from penstock.dataset.incomplete import (
 )
 from penstock.errors import DatasetExists, DatasetIncomplete
 from penstock.storage import walk
-from penstock.write.durable import CANNOT, Lock, put_json, remove, settle, sync_folders
+from penstock.write.durable import CANNOT, Lock, claim_alone, put_json, remove, sync_folders
 from penstock.write.place import Place, can_rename
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from penstock.write.journal import DoneFile
     from penstock.write.options import WriteOptions
@@ -91,12 +91,35 @@ class Stage:
         if self.folder is not None:
             remove(self.fs, f"{self.folder}/{_SHOWN}")  # of an attempt that did not come to it
         self.fs.create_dir(self.data, recursive=True)
-        if self.folder is None and read_json(self.fs, self.place.marker) is None:
-            put_json(self.fs, self.place.marker, {"version": 1, "state": "writing", "token": self.token})
-            if self.token != SHARED:
-                settle()
-                self.check()  # another writer may have put its own marker at the same time: the last one counts
         self.fs.create_dir(self.journal, recursive=True)
+        if self.folder is None and read_json(self.fs, self.place.marker) is None:
+            if self.token != SHARED:
+                self._claim()
+            put_json(self.fs, self.place.marker, {"version": 1, "state": "writing", "token": self.token})
+        self.check()  # or another writer has begun since the target was looked at: what is there is not ours to remove
+
+    def _claim(self) -> None:
+        """Refuse to begin where another writer begins too, or has begun or ended since the target was looked at."""
+        own = f"{self.journal}/claim-{self.token}.json"
+
+        def others() -> Iterator[str]:
+            for info in self.fs.get_file_info(FileSelector(self.journal, allow_not_found=True)):
+                if info.type == FileType.File and info.base_name != posixpath.basename(own):
+                    yield info.path
+
+        try:
+            other = claim_alone(self.fs, own, others)
+            found = self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True))
+            files = [info.path for info in found if info.type == FileType.File]
+            alone = other is None and all(path.startswith(f"{self.journal}/") for path in files)
+        except FileNotFoundError:  # another writer has ended just now, and its folders with it
+            alone = False
+        if not alone:
+            remove(self.fs, own)
+            raise DatasetExists(
+                f"{self.place.path} is being written by another process; wait until it ends, or, if it has died, pass "
+                "overwrite=True to replace what it left"
+            )
 
     def check(self) -> None:
         """Raise unless this dataset is still there to be written: somebody may have discarded or replaced it."""
@@ -132,11 +155,11 @@ class Stage:
             self.check()
             self.place.unmark()
             return
-        if read_json(self.fs, self.place.marker) is None:
+        if not self.is_moving():
             self.place.check(overwrite=overwrite)
         sync_folders(self.fs, [self.data])
         put_json(self.fs, f"{self.folder}/{_SHOWN}", {"inode": _inode(self.fs, self.data), **numbers(files)})
-        self.place.show(self.data, overwrite=overwrite)
+        self.place.show(self.data, overwrite=overwrite, files=[file.path for file in files])
         self._forget()
 
     def shown(self) -> dict[str, Any] | None:
@@ -249,7 +272,14 @@ def claim(place: Place, options: WriteOptions) -> tuple[Stage, Lock]:
     if isinstance(place.fs, LocalFileSystem):
         os.makedirs(posixpath.dirname(place.path), exist_ok=True)  # the folder of the mutex
     with place.mutex():
-        stage = choose(place, options)
+        try:
+            stage = choose(place, options)
+        except FileNotFoundError as error:
+            if can_rename(place.fs):
+                raise
+            raise DatasetExists(
+                f"{place.path} is being written or replaced by another process at the same time; wait until it ends"
+            ) from error
         lock = Lock(place.fs, stage.writer(options.part))
         if not lock.take():
             raise DatasetExists(

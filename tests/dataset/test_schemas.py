@@ -345,7 +345,7 @@ class TestDamagedSchema:
 class TestUnsupported:
     def known(self):
         fields = [("id", pa.int64()), ("gap", pa.month_day_nano_interval())]
-        return Known(pa.schema(fields), {}, None, "", None)
+        return Known(pa.schema(fields), {}, None, "", None, "a.parquet")
 
     def test_it_is_refused_at_opening(self):
         with pytest.raises(UnsupportedType, match="'gap'"):
@@ -353,8 +353,31 @@ class TestUnsupported:
         with pytest.raises(UnsupportedType, match="'gap'"):
             decide_columns(self.known(), ["gap"])
 
+    def test_the_error_names_a_file(self):
+        with pytest.raises(UnsupportedType, match=r"^a\.parquet: .*'gap'"):
+            decide_columns(self.known(), None)
+
     def test_it_may_be_left_out(self):
         assert decide_columns(self.known(), ["id"]).arrow_schema.names == ["id"]
+
+
+class TestErrorsAboutColumns:
+    """A damaged footer may give a column another name or type: errors about columns say which file has it."""
+
+    @pytest.mark.parametrize(
+        ("columns", "wrong"),
+        [
+            ({"id": [1], "arrays": [b""]}, "has the field 'array', which the files do not hold"),
+            ({"id": [1], "array": [1]}, "column 'array' is stored as int64"),
+            ({"id": [1], "array": [{"a": 1}], "array.a": [1]}, "array.a"),
+        ],
+    )
+    def test_they_name_the_first_file(self, tmp_path, columns, wrong):
+        fields = [UnischemaField("id", np.int64, ()), UnischemaField("array", np.float32, (2,), NdarrayCodec())]
+        write_common(tmp_path, Unischema("S", fields))
+        write(tmp_path / "a.parquet", columns)
+        with pytest.raises(SchemaError, match=rf"a\.parquet: .*{wrong}"):
+            penstock.open(tmp_path)
 
 
 class TestSummary:

@@ -180,6 +180,12 @@ def test_too_little_memory_names_the_least_that_works(ds):
         ds.loader(batch_size=8, shuffle=True, memory_bytes=caught.value.least - 1)
 
 
+def test_too_little_memory_names_the_largest_row_group(tmp_path):
+    path = make_parquet(tmp_path, [[10, 2000, 10]])
+    with pytest.raises(BudgetError, match=r"the largest row group: .*\.parquet, row group 1, [\d,]{6,} bytes"):
+        penstock.open(path).loader(batch_size=8, memory_bytes=1000)
+
+
 def test_a_state_that_needs_more_memory_is_refused_and_changes_nothing(ds):
     with ds.loader(batch_size=8, shuffle=True, window_bytes=1 << 20) as wide:
         it = iter(wide)

@@ -7,6 +7,7 @@ type suggests. Columns that a schema does not know are appended: nothing vanishe
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Known:
     stored_in: str
     """The file that holds the stored schema."""
     given: Unischema | None
+    path: str
+    """The first data file, which errors name."""
     typed: frozenset[str] = frozenset()
     """Partition columns that have the type with which they were written."""
 
@@ -94,15 +97,25 @@ def decide_columns(known: Known, wanted: list[str] | None) -> Columns:
     """
     available = known.available
     fields: dict[str, UnischemaField] = {}
-    if known.given is not None:
-        fields.update(_present(known.given, available, origin="schema= has", wanted=None))
-    if known.stored is not None:
-        strict = wanted if known.given is None else []
-        stored = _present(known.stored, available, origin=f"the schema stored in {known.stored_in} has", wanted=strict)
-        fields.update({name: field for name, field in stored.items() if name not in fields})
-    rest = [field for name, field in available.items() if name not in fields]
-    fields.update(_infer(rest, wanted))
+    with naming_file(known.path):
+        if known.given is not None:
+            fields.update(_present(known.given, available, origin="schema= has", wanted=None))
+        if known.stored is not None:
+            strict, origin = wanted if known.given is None else [], f"the schema stored in {known.stored_in} has"
+            stored = _present(known.stored, available, origin=origin, wanted=strict)
+            fields.update({name: field for name, field in stored.items() if name not in fields})
+        rest = [field for name, field in available.items() if name not in fields]
+        fields.update(_infer(rest, wanted))
     return _finish(known, fields)
+
+
+@contextlib.contextmanager
+def naming_file(path: str) -> Iterator[None]:
+    """Put the name of a file in front of errors about its columns: they may come from a damaged footer."""
+    try:
+        yield
+    except SchemaError as exc:
+        raise type(exc)(f"{path}: {exc}") from exc
 
 
 def _present(

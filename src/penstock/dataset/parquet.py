@@ -23,7 +23,7 @@ import pyarrow as pa
 from penstock.dataset.agree import cast_column, check_agreement, merge_schemas, same_values
 from penstock.dataset.discover import DataFile, Root, find_files
 from penstock.dataset.expand import Limit
-from penstock.dataset.fields import Columns, Known, check_stored, decide_columns
+from penstock.dataset.fields import Columns, Known, check_stored, decide_columns, naming_file
 from penstock.dataset.footers import read_footer
 from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value
 from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, RowGroup, read_columns
@@ -115,6 +115,11 @@ class ParquetSource:
 
     def __repr__(self) -> str:
         return f"ParquetSource(files={len(self.files)}, chunks={len(self.chunk_rows)}, rows={self.chunk_rows.sum()})"
+
+    @property
+    def first_path(self) -> str:
+        """The whole path of the first file, for messages."""
+        return str(self._files[0].path)
 
     def path_of(self, chunk: int) -> str:
         """Return the whole path of the chunk's file, for messages."""
@@ -356,7 +361,8 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     types = _partition_types(scan)
     partitions = {name: cast_partition(part, types.get(name, part.field.type)) for name, part in partitions.items()}
     typed = frozenset(types) & partitions.keys()
-    known = Known(base, partitions, *(_stored_schema(scan) if schema is None else (None, "")), schema, typed)
+    stored, stored_in = _stored_schema(scan) if schema is None else (None, "")
+    known = Known(base, partitions, stored, stored_in, schema, scan.files[0].path, typed)
     wanted = known.wanted(columns)
     if schema is None:
         check_stored(_all_stored(scan), wanted)
@@ -375,7 +381,8 @@ def _agreed(base: pa.Schema, scan: Scan, wanted: list[str] | None) -> pa.Schema:
 
 
 def _flatten(schema: pa.Schema, path: str) -> pa.Schema:
-    flat = flatten_structs(schema)
+    with naming_file(path):
+        flat = flatten_structs(schema)
     if len(set(flat.names)) < len(flat.names):
         twice = next(name for name in flat.names if flat.names.count(name) > 1)
         raise SchemaError(f"{path} has two columns called {twice!r}; rename one of them and write the file again")

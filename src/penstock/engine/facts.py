@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _BUFFER_SLACK = 1.4
 """A buffer that grew by doubling keeps up to twice its bytes when it is cut to length; 1.31 was seen for JPEG cells."""
+_MOST_BYTES = 1 << 50
+"""Beyond any memory: damaged footers tell sizes whose sums do not fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Facts:
     def held_chunk_bytes(self) -> NDArray[np.int64]:
         """Bytes that the selected rows of each chunk take while they are in memory."""
         share = self.selected / np.maximum(1, self.chunk_rows)
-        return np.ceil(self.chunk_bytes * share * self.slack).astype(np.int64)
+        return np.minimum(np.ceil(self.chunk_bytes * share * self.slack), _MOST_BYTES).astype(np.int64)
 
     @property
     def excess_bytes(self) -> int:

@@ -409,9 +409,12 @@ class Loader:
             facts, window_bytes, self._make.batch_rows(facts.items, is_line=self._order.is_line), self._options.pool
         )
         if needs.least > self._memory_bytes and self._total_rows:
+            largest = int(np.where(facts.selected > 0, facts.chunk_bytes, -1).argmax())
             raise BudgetError(
                 f"memory_bytes={self._memory_bytes:,} is too little: the window of {needs.window_bytes:,} bytes, one "
-                f"read of {needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least {needs.least:,}; "
+                f"read of {needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least {needs.least:,} "
+                f"(the largest row group: {facts.source.path_of(largest)}, row group "
+                f"{facts.source.chunk_group[largest]}, {int(facts.chunk_bytes[largest]):,} bytes in memory); "
                 "raise memory_bytes, or lower window_bytes or batch_size, or write smaller row groups",
                 least=needs.least,
             )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import penstock
 from penstock.dataset import Selection, open_parquet
 from penstock.dataset.filters import normalise, select
 from penstock.dataset.predicates import in_set
@@ -205,3 +206,12 @@ def test_views_of_text_and_bytes_are_filtered_like_text_and_bytes(tmp_path):
     for filters in ([("t", "=", "b")], [("b", "=", b"b")], [("t", "in", ["b"])], pc.field("t") > "a"):
         found = select(source, normalise(filters, source.arrow_schema), Selection.all(source.chunk_rows), workers=1)
         assert kept(source, found) == [1, 3]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.date32(), pa.binary(), pa.bool_()])
+@pytest.mark.parametrize("encoded", [True, False])
+def test_in_no_values_keeps_no_row(tmp_path, kind, encoded):
+    column = pa.nulls(3, kind)
+    write(tmp_path / "x.parquet", {"x": column.dictionary_encode() if encoded else column}, rows_per_group=2)
+    assert len(penstock.open(tmp_path, filters=[("x", "in", [])])) == 0
+    assert len(penstock.open(tmp_path, filters=[("x", "not in", [])])) == 3

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import scalar_dtype
+from penstock.dataset.agree import decoded
 from penstock.dataset.predicates_keys import NS_OF, key_of
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 
@@ -95,7 +96,7 @@ def _term(term: Term, schema: pa.Schema | None) -> Expression:
     name, sign, value = term
     if schema is not None and name not in schema.names:
         raise ColumnNotFound(f"no column {name!r} to filter by; {close_names(name, schema.names)}")
-    kind = None if schema is None else schema.field(name).type
+    kind = None if schema is None else decoded(schema.field(name).type)
     field = pc.field(name)
     if sign in _COMPARE:
         return _compared(field, sign, _plain(value), kind)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from penstock.dataset import open_parquet
 from penstock.errors import BadFile, ColumnNotFound, DatasetNotFound, SchemaError
 from penstock.testing import RecordingFileSystem
@@ -258,3 +259,18 @@ def test_opening_thousands_of_files_is_quick(tmp_path):
     took = time.perf_counter() - start
     assert len(source.chunk_rows) == 3678
     assert took < 15  # ten times the limit; bench/ measures
+
+
+@pytest.mark.skipif(not hasattr(pa, "json_"), reason="pyarrow without JSON")
+def test_json_and_uuid_of_writers_that_store_no_arrow_schema_are_text_and_bytes(tmp_path):
+    text, name = pa.array(["{}", None, "[1]"]), pa.array([b"a" * 16, b"b" * 16, None], pa.binary(16))
+    columns = {
+        "json": pa.ExtensionArray.from_storage(pa.json_(), text),
+        "uuid": pa.ExtensionArray.from_storage(pa.uuid(), name),
+    }
+    write(tmp_path / "a.parquet", columns, store_schema=False)
+    table = read_all(open_parquet(tmp_path))
+    assert table.schema.types == [pa.string(), pa.binary(16)]
+    assert table.to_pydict() == {"json": text.to_pylist(), "uuid": name.to_pylist()}
+    with penstock.open(tmp_path).loader(batch_size=3, memory_bytes=1 << 20) as loader:
+        assert [batch["json"].tolist() for batch in loader] == [text.to_pylist()]

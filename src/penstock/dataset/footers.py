@@ -7,6 +7,7 @@ about 1 KB of memory for each column of each row group, so only the last ones us
 from __future__ import annotations
 
 import hashlib
+import inspect
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -46,6 +47,12 @@ READ_ERRORS = (
     EOFError,
 )
 """What a damaged file makes pyarrow raise; running out of memory or Ctrl-C is not among them."""
+READ_OPTIONS: dict[str, Any] = {"pre_buffer": False}
+"""Options of every `ParquetFile` that reads pages with a footer at hand."""
+if "arrow_extensions_enabled" in inspect.signature(pq.ParquetFile.__init__).parameters:
+    # Columns of Parquet's JSON and UUID types that Arrow did not write would come as extension types, while the
+    # footer's schema says that they are text and binary.
+    READ_OPTIONS["arrow_extensions_enabled"] = False
 
 
 @dataclass(slots=True)

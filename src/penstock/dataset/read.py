@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.dataset.expand import in_slices, spelled_out, unknown_sizes
-from penstock.dataset.footers import READ_ERRORS, read_footer
+from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS, read_footer
 from penstock.errors import BadFile, FileChanged
 from penstock.schema.arrow import flatten_structs
 from penstock.storage.identity import identity_of
@@ -179,7 +179,7 @@ def _opened(group: RowGroup, names: Sequence[str], **more: Any) -> Iterator[pq.P
     """Open the file for pyarrow, and make sure in the end that it was the right one."""
     with group.open() if group.cached is None else group.cached.open(group, names) as stream:
         try:
-            options = {"pre_buffer": False, **verifying(verify=group.verify), **more}
+            options = {**READ_OPTIONS, **verifying(verify=group.verify), **more}
             yield pq.ParquetFile(stream, metadata=group.footer.arrow, **options)
         finally:  # also where it fails: a file that was written again is not a damaged one
             if group.cached is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dataset.footers import READ_ERRORS
+from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.dataset.read import RowGroup
@@ -164,7 +164,7 @@ def _spelled_out_bytes(column: pa.Array, kind: pa.DataType) -> float:
 
 def _slices(stream: Any, group: RowGroup, name: str, num_rows: int, **more: Any) -> Any:
     # Through a buffer, so that the first rows do not cost the whole column.
-    reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, buffer_size=1 << 20, **more)
+    reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS, **more)
     return reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
 
 

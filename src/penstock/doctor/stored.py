@@ -16,7 +16,7 @@ from penstock.dataset import open_parquet
 from penstock.dataset.agree import cast_column, decoded, merge_schemas
 from penstock.dataset.common_metadata import read_common_metadata
 from penstock.dataset.discover import find_files
-from penstock.dataset.footers import READ_ERRORS
+from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.partitions import other_value
 from penstock.dataset.read import FileTouched, RowGroup, verifying
 from penstock.errors import BadFile
@@ -100,9 +100,8 @@ class StoredRows:
         constants = {name: self.source.partition_scalar(name, file) for name in self.partitions}
         try:
             with group.open() as stream:
-                reader = pq.ParquetFile(
-                    stream, metadata=footer.arrow, pre_buffer=False, buffer_size=_STREAM_BYTES, **_VERIFY
-                )
+                options = {"buffer_size": _STREAM_BYTES, **READ_OPTIONS, **_VERIFY}
+                reader = pq.ParquetFile(stream, metadata=footer.arrow, **options)
                 first = 0
                 try:
                     for batch in reader.iter_batches(batch_rows):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.dataset.agree import decoded
-from penstock.dataset.footers import READ_ERRORS
+from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.sizes import fixed_bytes
 from penstock.write.files import row_bytes as written_bytes
 
@@ -100,7 +100,7 @@ def _first_rows(source: ParquetSource, chunk: int) -> pa.RecordBatch:
     group = source._row_group(chunk)
     scalars = {name: source.partition_scalar(name, int(source.chunk_file[chunk])) for name in source.partitions}
     with group.open() as stream:  # through a buffer, so that the first rows do not cost the whole row group
-        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, pre_buffer=False, buffer_size=1 << 20)
+        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS)
         batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False), None)
     if batch is None:
         raise group.bad("no rows came", "write the file again")

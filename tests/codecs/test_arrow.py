@@ -123,6 +123,18 @@ def test_every_type_can_be_gathered(name: str, data: st.DataObject) -> None:
     assert all(same(got, plain[row]) for got, row in zip(plain_rows(taken), order, strict=True))
 
 
+def test_a_map_may_have_more_values_than_entries() -> None:
+    # As pyarrow reads it from a file whose pages of keys are damaged.
+    kind = pa.map_(pa.string(), pa.int32())
+    entry = pa.struct([kind.key_field, kind.item_field])
+    keys, values = pa.array(["a", "b"], pa.string()), pa.array([1, 2, 3], pa.int32())
+    entries = pa.Array.from_buffers(entry, 2, [None], children=[keys, values])
+    offsets = pa.py_buffer(np.array([0, 2, 2], np.int32))
+    array = pa.Array.from_buffers(kind, 2, [None, offsets], children=[entries])
+    array.validate(full=True)
+    assert fast_rows(array) == [[("a", 1), ("b", 2)], []]
+
+
 @pytest.mark.skipif(not (hasattr(pa, "json_") and hasattr(pa, "string_view")), reason="pyarrow without these types")
 def test_an_extension_of_a_view_can_be_gathered() -> None:
     array = pa.ExtensionArray.from_storage(pa.json_(pa.string_view()), pa.array(["{}", None], pa.string_view()))

@@ -142,9 +142,10 @@ def _child(array: pa.Array) -> pa.Array:
     """Return all values of a list array, whatever its offset."""
     if form_of(array.type) != "map":
         return array.values
-    # MapArray.keys and .items leave out the map's offset, as .values does for lists.
     fields = [pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)]
-    return pa.StructArray.from_arrays([array.keys, array.items], fields=fields)
+    # Not MapArray.keys and .items: those may be longer than the entries, and then differ in length.
+    entries = array.values
+    return pa.StructArray.from_arrays([entries.field(0), entries.field(1)], fields=fields)
 
 
 def _bounds(array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

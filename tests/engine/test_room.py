@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import struct
+import threading
 import tracemalloc
 import zlib
 
@@ -16,6 +17,7 @@ import pytest
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
+from penstock.engine.run import Run
 from penstock.errors import BudgetError, DecodeError
 from penstock.predicates import in_lambda
 from penstock.schema.stored import SCHEMA_KEY, schema_to_json
@@ -146,6 +148,28 @@ def test_a_budget_that_nobody_asked_for_holds_one_cell_not_one_batch(tmp_path, m
     ds = dataset(tmp_path, CompressedNdarrayCodec(), (None,), [npz(LARGE)])
     with ds.loader(batch_size=4) as loader, pytest.raises(DecodeError, match="memory_bytes"):
         list(loader)
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_larger_than_the_room_is_made_when_the_consumer_comes_back_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.engine.host.default_memory", lambda: BUDGET)
+    has_room, waits = Run._has_room, threading.Event()
+
+    def watched(self, number, num_bytes):
+        found = has_room(self, number, num_bytes)
+        if not found:
+            waits.set()
+        return found
+
+    monkeypatch.setattr(Run, "_has_room", watched)
+    ds = dataset(tmp_path, CompressedNdarrayCodec(), (None,), [npz(12 << 20)] * 6)
+    with ds.loader(batch_size=2, workers=1) as loader:
+        found = []
+        for batch in loader:
+            found += batch["id"].tolist()
+            if len(found) == 2:
+                assert waits.wait(30)  # the only worker sleeps before this thread waits for its batch
+    assert found == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_budget_error_comes_out_of_a_process_whole(tmp_path):

@@ -138,6 +138,8 @@ class Run:
         self._returned: deque[int] = deque()
         self._cells: dict[int, int] = {}
         """Span number -> bytes of its decoded cells of variable shape, from before it is made to when it is let go."""
+        self._num_short = 0
+        """Threads that wait for room for such cells."""
         builder.room.wait = self._reserve
 
     # -- the consumer ---------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ class Run:
                     self._start()
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
             self._waiting = True
-            if not self._running:
+            if not self._running or self._num_short:
                 self._cond.notify_all()  # whoever sleeps for lack of room may now go beyond the budget
             try:
                 while self._deliver not in self._built:
@@ -427,8 +429,10 @@ class Run:
         if not num_bytes:
             return
         with self._cond:
+            self._num_short += 1
             while not self._stopped and not self._has_room(number, num_bytes):
                 self._cond.wait()
+            self._num_short -= 1
             self._cells[number] = num_bytes
             self._window.lent_bytes += num_bytes
             self._window.shrink(self._tick)

@@ -66,26 +66,26 @@ TIMES = [pa.date32(), *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns"))]
 def passes(cell, sign, value, kind):
     """The plain twin: what a term says of one cell, in Python's exact arithmetic."""
     if sign in ("in", "not in"):
-        found = any(_same(cell, _python(one), kind) for one in value)
+        found = any(_same(cell, _python(one, kind)) for one in value)
         return found == (sign == "in")
     if cell is None or cell != cell:
         return cell is not None and sign == "!="
-    return bool(SIGNS[sign](_moment(cell), _moment(_python(value))))
+    return bool(SIGNS[sign](_moment(cell), _moment(_python(value, kind))))
 
 
-def _same(cell, value, kind):
+def _same(cell, value):
     if cell is None or value is None:
         return cell is value
-    if isinstance(value, float) and pa.types.is_float32(kind):
-        value = float(np.float32(value)) if abs(value) < 1e38 or math.isinf(value) else value
     both_nan = isinstance(cell, float) and cell != cell and value != value
     return both_nan or _moment(cell) == _moment(value)
 
 
-def _python(value):
+def _python(value, kind):
     if isinstance(value, np.datetime64):
         return value.astype("M8[us]").item()
-    return value.item() if isinstance(value, np.generic) else value
+    value = value.item() if isinstance(value, np.generic) else value
+    short = isinstance(value, float) and math.isfinite(value) and pa.types.is_decimal(kind)
+    return Decimal(repr(value)) if short else value  # beside decimals 0.1 is one tenth
 
 
 def _moment(value):
@@ -102,8 +102,8 @@ def cases(draw):
         values = moments | MOMENTS.map(lambda one: np.datetime64(one, "D"))
     else:
         values = NUMBERS
-        if pa.types.is_decimal(kind):  # pyarrow compares decimals with floats as floats
-            values = st.integers() | st.decimals(-2000, 2000, places=3, allow_nan=False)
+        if pa.types.is_decimal(kind):
+            values |= st.decimals(-2000, 2000, places=3, allow_nan=False) | st.sampled_from([0.1, -1.25, 999.99, 0.005])
     cells = draw(st.lists(st.none() | column(kind), min_size=1, max_size=9))
     terms = []
     for _ in range(draw(st.integers(1, 2))):
@@ -160,7 +160,7 @@ def test_in_set_keeps_what_python_says(tmp_path, kind, data, statistics, rows):
     source = open_parquet(tmp_path)
     predicate = in_set(values, "x")
     found = select_predicate(source, predicate, Selection.all(source.chunk_rows), workers=1, batched=False)
-    plain = [_python(value) for value in values]
+    plain = [_python(value, kind) for value in values]
     said = [any(cell is value or cell == value for value in plain if value == value) for cell in cells]
     assert kept(source, found) == np.flatnonzero(said).tolist(), (cells, values)
 
@@ -193,6 +193,27 @@ def test_an_expression_that_arrow_cannot_evaluate_names_the_place_and_a_cure(
     source = open_parquet(tmp_path)
     with pytest.raises(SchemaError, match=r"x\.parquet, row group 1: .*\.cast\("):
         select(source, normalise(expression, source.arrow_schema), Selection.all(source.chunk_rows), workers=1)
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "cells", "value", "rows"),
+    [
+        (pa.float32(), [0.1, INF, 0.5], 0.1, []),
+        (pa.float32(), [0.1, INF, 0.5], 1e308, []),
+        (pa.float32(), [0.1, INF, 0.5], np.float32(0.1), [0]),
+        (pa.decimal128(20, 2), ["9007199254740993.00", "0.10", "-1.00"], 9007199254740992.0, []),
+        (pa.decimal128(20, 2), ["9007199254740993.00", "0.10", "-1.00"], 0.1, [1]),
+        (pa.decimal128(20, 2), ["9007199254740993.00", "0.10", "-1.00"], INF, []),
+    ],
+)
+def test_in_and_equals_round_neither_the_value_nor_the_cell(tmp_path, kind, cells, value, rows, statistics):
+    column = pa.array(map(Decimal, cells) if pa.types.is_decimal(kind) else cells, kind)
+    write(tmp_path / "x.parquet", {"x": column}, rows_per_group=1, write_statistics=statistics)
+    source = open_parquet(tmp_path)
+    for filters in ([("x", "=", value)], [("x", "in", [value])], [("x", "in", [value, 7, 2**60])]):
+        found = select(source, normalise(filters, source.arrow_schema), Selection.all(source.chunk_rows), workers=1)
+        assert kept(source, found) == rows, filters
 
 
 @pytest.mark.skipif(not hasattr(pa, "string_view"), reason="pyarrow without views")

@@ -150,12 +150,13 @@ def _exact(value: Any, kind: pa.DataType) -> tuple[Any, Any, Any] | None:
         near = _floor(value, int(limits.min), int(limits.max))
         return value, near, near
     if pa.types.is_float32(kind) or pa.types.is_float64(kind):
-        real = value if isinstance(value, float) else _nearest_float(value, scalar_dtype(kind))
+        real = _nearest_float(value, scalar_dtype(kind))
         return value, real, real
-    if pa.types.is_decimal(kind) and not isinstance(value, float):
+    if pa.types.is_decimal(kind):
         most = 10**kind.precision - 1
         step = Fraction(10) ** -kind.scale
-        wanted = value if value != value else Fraction(value) / step
+        exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)  # 0.1 means one tenth here
+        wanted = Fraction(exact) / step if exact.is_finite() else value
         near = _floor(wanted, -most, most)
         digits = tuple(map(int, str(abs(near))))
         return wanted, near, Decimal((int(near < 0), digits, -kind.scale))

@@ -10,6 +10,7 @@ import pytest
 from penstock.dataset import open_parquet
 from penstock.errors import BadFile
 from tests.dataset.make import ids, read_all, write, write_ids
+from tests.fuzz.parquet_files import footer_start
 
 
 def spoil(path, kind):
@@ -189,3 +190,25 @@ def test_a_flipped_byte_in_the_footer_never_crashes(tmp_path, position):
             source.read_chunk(chunk, source.arrow_schema.names)
     except (BadFile, pa.ArrowException, ValueError, MemoryError):
         pass
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_more_rows_than_any_file_has_are_a_damaged_footer(tmp_path, on_error):
+    path = write(tmp_path / "a.parquet", ids(0, 1000))
+    data = path.read_bytes()
+    at, rows = footer_start(data), bytes([2000 & 127 | 128, 2000 >> 7])  # 1000 as Thrift writes it
+    footer = data[at:-8].replace(rows, b"\xfe" + b"\xff" * 8 + b"\x01")
+    path.write_bytes(data[:at] + footer + len(footer).to_bytes(4, "little") + data[-4:])
+    with pytest.raises(BadFile, match=r"a\.parquet.*a row group of 9223372036854775807 rows"):
+        open_parquet(tmp_path, on_error=on_error)
+
+
+def test_a_list_longer_than_the_footer_is_refused_before_memory_is_taken(tmp_path):
+    path = write(tmp_path / "a.parquet", {"x": [1]})
+    data = path.read_bytes()
+    at = footer_start(data)
+    assert data[at + 2 : at + 4] == b"\x19\x2c"  # the schema: a list of two structs
+    footer = data[at : at + 3] + b"\xfc" + b"\xc0\x84\x3d" + data[at + 4 : -8]  # of a million
+    path.write_bytes(data[:at] + footer + len(footer).to_bytes(4, "little") + data[-4:])
+    with pytest.raises(BadFile, match=r"a\.parquet.*[Ee]xceeded size limit"):
+        open_parquet(tmp_path)

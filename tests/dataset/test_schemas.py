@@ -38,6 +38,12 @@ class TestAgreement:
         with pytest.raises(SchemaError, match=r"'more' has type int64 in .*part-1.* is missing in .*part-0"):
             open_parquet(tmp_path)
 
+    def test_structs_of_other_names_do_not_agree(self, tmp_path):
+        write(tmp_path / "0.parquet", {"s": [{"a": 1}]}, store_schema=False)
+        write(tmp_path / "1.parquet", {"t": [{"a": 1}]}, store_schema=False)
+        with pytest.raises(SchemaError, match=r"'s\.a' is missing in .*1\.parquet"):
+            open_parquet(tmp_path)
+
     def test_with_columns_only_those_must_agree(self, tmp_path):
         write_ids(tmp_path)
         write(tmp_path / "part-1.parquet", {"id": [1], "value": ["text"]})
@@ -400,6 +406,17 @@ class TestSummary:
         fs = RecordingFileSystem()
         source = open_parquet(str(root), filesystem=fs, **more)
         return source, {path.rpartition("/")[2] for path in fs.reads.opened}
+
+    def test_one_that_counts_less_than_no_rows_is_not_used(self, root):
+        write(root / "part-0.parquet", ids(0, 1000))
+        self.summarise(root)
+        data = (root / "_metadata").read_bytes()
+        rows = bytes([2000 & 127 | 128, 2000 >> 7])  # 1000 as Thrift writes it: twice, seven bits a byte
+        (root / "_metadata").write_bytes(data.replace(rows, bytes([1999 & 127 | 128, 1999 >> 7])))
+        assert min(pq.read_metadata(root / "_metadata").row_group(i).num_rows for i in range(4)) == -1000
+        source, read = self.opened(root)
+        assert len(read) == 9
+        assert source.chunk_rows.sum() == 1070
 
     def test_it_saves_reading_the_footers(self, root):
         plain, read = self.opened(root)

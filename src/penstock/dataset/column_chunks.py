@@ -251,6 +251,18 @@ class ColumnChunks:
             return None
 
 
+def schema_end(raw: bytes) -> int:
+    """Return where the schema of a footer ends, which begins with it; its whole length if that cannot be found."""
+    position = number = 0
+    try:
+        while number < _SCHEMA:
+            number, kind, position = read_field(raw, position, number)
+            _, position = read_value(raw, position, kind)
+    except (ThriftError, IndexError):
+        return len(raw)
+    return position
+
+
 def _leaves(elements: Any) -> list[Leaf]:
     """Return the leaves of a schema, which is stored as a list of its nodes, parents first."""
     found: list[Leaf] = []

@@ -83,7 +83,10 @@ class Footer:
         Raises:
             READ_ERRORS: the bytes are no footer.
         """
-        self.arrow: Any = pq.ParquetFile(pa.BufferReader(tail)).metadata
+        # Every element takes a byte or more. pyarrow allocates what a length announces before it reads the elements.
+        most = max(1, len(tail))
+        limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
+        self.arrow: Any = pq.ParquetFile(pa.BufferReader(tail), **limits).metadata
         """`pyarrow.parquet.FileMetaData`. Never ask it for a column chunk: a damaged one ends the process."""
         self.raw = tail[-_END_BYTES - _length(tail) : -_END_BYTES]
         """The bytes of the footer."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.dataset.column_chunks import schema_end
 from penstock.dataset.discover import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, content_of, read_footer
 from penstock.errors import BadFile, CodecError, MetadataError, PenstockError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "_metadata"
 _SAMPLES = 4
+_MOST_ROWS = 1 << 40
+"""Of one row group. Damaged footers tell more, and then the sum of all rows may not fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class _Scanner:
         self.cache = FooterCache()
         self.base: Footer | None = None
         self.base_arrow_part: bytes | None = None
+        self.base_schema: bytes | None = None
         self.schemas: list[tuple[pa.Schema, int]] = []
         self.stored: dict[bytes, tuple[Unischema, Mapping[str, pa.DataType], int]] = {}
         self._lock = threading.Lock()
@@ -109,7 +113,10 @@ class _Scanner:
                 self.stored[stored] = schema, types, min(first, index)
 
     def compare(self, index: int, footer: Footer) -> None:
-        """Note the schema if it is a new one. Almost always it equals the first one, which takes 2 microseconds."""
+        """Note the schema if it is a new one. Almost always its bytes are those of the first one.
+
+        Not by `ParquetSchema.equals`, which compares leaves only and takes the structs s.a and t.a for the same.
+        """
         arrow = footer.arrow
         metadata = arrow.metadata or {}
         stored = metadata.get(SCHEMA_KEY)
@@ -117,8 +124,11 @@ class _Scanner:
             self.note_stored(index, stored)
         # The Arrow schema beside Parquet's tells types that Parquet does not have, such as durations and time zones.
         arrow_part = metadata.get(b"ARROW:schema")
-        if self.base is not None and arrow_part == self.base_arrow_part and self.base.arrow.schema.equals(arrow.schema):
-            return
+        if self.base is not None and arrow_part == self.base_arrow_part:
+            if self.base_schema is None:
+                self.base_schema = self.base.raw[: schema_end(self.base.raw)]
+            if footer.raw.startswith(self.base_schema):
+                return
         schema = arrow.schema.to_arrow_schema().remove_metadata()
         if self.base is None:
             self.base, self.base_arrow_part = footer, arrow_part
@@ -134,12 +144,13 @@ def rows_of(footer: Footer) -> Sequence[int]:
     """Return the rows of each row group.
 
     Raises:
-        ArrowInvalid: there are less than none.
+        ArrowInvalid: there are less than none, or more than any row group has.
     """
     arrow = footer.arrow
     rows = tuple([arrow.row_group(i).num_rows for i in range(arrow.num_row_groups)])
-    if rows and min(rows) < 0:
-        raise pa.ArrowInvalid(f"a row group of {min(rows)} rows")
+    wrong = [num_rows for num_rows in rows if not 0 <= num_rows <= _MOST_ROWS]
+    if wrong:
+        raise pa.ArrowInvalid(f"a row group of {wrong[0]} rows")
     return rows
 
 
@@ -257,13 +268,13 @@ def _read_summary(scanner: _Scanner, root: Root) -> dict[str, _Listed]:
     """Return what `_metadata` says about each file; {} if it cannot be used."""
     try:
         footer, _ = read_footer(DataFile(root, SUMMARY, None))
-        chunks = footer.chunks
-    except BadFile:
-        return {}
-    if not _equal_types(footer, scanner.base):
+        chunks, rows = footer.chunks, rows_of(footer)
+        if not _equal_types(footer, scanner.base):
+            return {}
+    except (BadFile, *READ_ERRORS):
         return {}
     listed: dict[str, _Listed] = {}
-    groups = zip(chunks.file_paths, rows_of(footer), stored_bytes_of(footer), strict=True)
+    groups = zip(chunks.file_paths, rows, stored_bytes_of(footer), strict=True)
     for group, (path, num_rows, stored_bytes) in enumerate(groups):
         one = listed.setdefault(path, _Listed())
         one.rows.append(num_rows)

@@ -54,6 +54,16 @@ def test_beyond_the_limit_is_an_error_that_names_the_row_group(opened, columns):
         opened.read_chunk(1, columns, size // 2)
 
 
+@pytest.mark.skipif(not hasattr(pa, "json_"), reason="an extension type of newer versions of pyarrow")
+def test_extension_types_which_pyarrow_does_not_read_as_dictionaries(tmp_path):
+    cells = pa.array([f'"{"z" * 300}{i % 5}"' for i in range(3000)], pa.json_())
+    pq.write_table(pa.table({"x": cells}), tmp_path / "x.parquet")
+    source = forget_sizes(open_parquet(tmp_path))
+    assert source.read_chunk(0, ["x"], 2 << 20).column("x").combine_chunks().equals(cells)
+    with pytest.raises(BudgetError, match=r"x\.parquet, row group 0"):
+        source.read_chunk(0, ["x"], 500_000)
+
+
 @pytest.mark.parametrize("name", ["text", "large", "bytes", "unique", "list", "struct.a"])
 @pytest.mark.parametrize("rows", [3000, 1501])
 def test_bytes_of_a_row_are_those_of_the_column_spelled_out(tmp_path, name, rows):

@@ -2,8 +2,8 @@
 
 `read` comes here with a row group and a limit. Dictionary pages may stand for thousands of times their bytes: a file of
 58 KB was seen to hold 2.9 GiB of text. Where the footer tells how much that is, nothing is read; else a column of text
-or binary comes as a dictionary, is measured, and is spelled out only if it fits, and a nested one comes in slices that
-are added up on the way. Either way what is too large is a `BudgetError` before it is in memory.
+or binary comes as a dictionary, is measured, and is spelled out only if it fits; a nested one, or one of an extension
+type, comes in slices that are added up on the way. Either way what is too large is a `BudgetError` before it is in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.dataset.sizes import told_bytes
 from penstock.errors import BudgetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.dataset.read import RowGroup
 
@@ -33,8 +33,8 @@ class Limit:
 
     num_bytes: int
     """Bytes of the columns of varying width together."""
-    varying: frozenset[str]
-    """Names of these columns; the others take what their types say."""
+    varying: Mapping[str, pa.DataType]
+    """Names and types of these columns; the others take what their types say."""
 
 
 class Measure:
@@ -73,8 +73,8 @@ class Unknown:
 
     flat: list[str]
     """Text and binary: read as dictionaries."""
-    nested: list[str]
-    """Lists of such: read in slices."""
+    sliced: list[str]
+    """Lists of such, and extension types: read in slices."""
     measure: Measure
 
 
@@ -90,21 +90,22 @@ def unknown_sizes(group: RowGroup, names: Sequence[str]) -> Unknown | None:
     if limit is None or not varying:
         return None
     chunks, measure = group.footer.chunks, Measure(group, limit)
-    unknown: list[tuple[str, int]] = []
+    unknown: list[tuple[str, float]] = []
     for name in varying:
         told = told_bytes(group, name)
         if told is not None:
             measure.add(told, name)
             continue
         leaves = chunks.below(name)
-        stored = np.maximum(0, chunks.uncompressed_bytes[group.index, leaves])
+        stored = np.maximum(0, chunks.uncompressed_bytes[group.index, leaves]).astype(np.float64)
         # No value is longer than its column chunk, dictionary included.
-        unknown.append((name, int((chunks.num_values[group.index, leaves] * stored).sum())))
+        unknown.append((name, float((chunks.num_values[group.index, leaves] * stored).sum())))
     large = [name for name, most in unknown if most > measure.left / len(unknown)]
     if not large:
         return None
-    nested = [name for name in large if name not in chunks.flat]
-    return Unknown([name for name in large if name in chunks.flat], nested, measure)
+    # pyarrow does not read extension types as dictionaries.
+    flat = [n for n in large if n in chunks.flat and not isinstance(limit.varying[n], pa.BaseExtensionType)]
+    return Unknown(flat, [name for name in large if name not in flat], measure)
 
 
 def spelled_out(column: pa.ChunkedArray, name: str, measure: Measure) -> pa.ChunkedArray:

@@ -154,8 +154,9 @@ class ParquetSource:
     def _read(self, chunk: int, columns: list[str], limit_bytes: int | None) -> pa.Table:
         group = self._row_group(chunk)
         if limit_bytes is not None and not self._surely_fits(chunk, columns, limit_bytes):
-            fixed = sum(self._bytes_of(name) for name in columns if name not in self._varying) * group.num_rows
-            group = replace(group, limit=Limit(int(limit_bytes - fixed), self._varying))
+            varying = {name: self._fields[name].type for name in columns if name in self._varying}
+            fixed = sum(self._bytes_of(name) for name in columns if name not in varying) * group.num_rows
+            group = replace(group, limit=Limit(int(limit_bytes - fixed), varying))
         try:
             return self._verify(group, chunk, columns)
         except FileTouched:  # once more, whatever happens to the file meanwhile: it may be touched all the time

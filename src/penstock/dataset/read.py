@@ -162,10 +162,10 @@ def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
 
 def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa.Table:
     """Read columns some of which may be too large for memory."""
-    at_once = [name for name in names if name not in unknown.nested]
+    at_once = [name for name in names if name not in unknown.sliced]
     with _opened(group, names, read_dictionary=unknown.flat) as reader:
         tables = [reader.read_row_group(group.index, columns=at_once, use_threads=False)] if at_once else []
-        tables += [in_slices(reader, group, name, unknown.measure) for name in unknown.nested]
+        tables += [in_slices(reader, group, name, unknown.measure) for name in unknown.sliced]
     columns: dict[str, pa.ChunkedArray] = {}
     for table in map(flatten_structs, tables):
         columns |= dict(zip(table.column_names, table.columns, strict=True))

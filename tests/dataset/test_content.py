@@ -11,6 +11,7 @@ import pytest
 
 from penstock.dataset import footers, open_parquet, scan
 from penstock.dataset.footers import FooterCache
+from penstock.doctor.facts import gather_facts
 from penstock.errors import BadFile
 from penstock.testing.filesystems import RecordingFileSystem
 from tests.dataset.make import write
@@ -141,3 +142,16 @@ def test_a_damaged_footer_does_not_keep_a_state_from_being_saved(tmp_path):
     with pytest.raises(BadFile, match="physical type"):
         _ = source.footer(1).chunks
     assert source.content() == open_parquet(tmp_path).content()
+
+
+def test_a_summary_with_less_than_no_rows_is_not_used(tmp_path):
+    table = pa.table({"a": range(1000)})
+    for number in range(2):
+        pq.write_table(table, tmp_path / f"part-{number}.parquet")
+    write_summary(tmp_path)
+    raw = bytearray((tmp_path / "_metadata").read_bytes())
+    raw[raw.rindex(b"\x16\xd0\x0f") + 1] ^= 1  # the last row group's rows: 1000, as Thrift stores it
+    (tmp_path / "_metadata").write_bytes(raw)
+    assert pq.read_metadata(tmp_path / "_metadata").row_group(1).num_rows == -1001
+    assert open_parquet(tmp_path).chunk_rows.tolist() == [1000, 1000]
+    assert gather_facts(tmp_path, None, None).summary_rows == {}

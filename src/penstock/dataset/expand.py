@@ -3,7 +3,8 @@
 `read` comes here with a row group and a limit. Dictionary pages may stand for thousands of times their bytes: a file of
 58 KB was seen to hold 2.9 GiB of text. Where the footer tells how much that is, nothing is read; else a column of text
 or binary comes as a dictionary, is measured, and is spelled out only if it fits; a nested one, or one of an extension
-type, comes in slices that are added up on the way. Either way what is too large is a `BudgetError` before it is in memory.
+type, comes in slices that are added up on the way. Either way what is too large is a `BudgetError` before it is in
+memory.
 """
 
 from __future__ import annotations

@@ -106,12 +106,16 @@ class Footer:
             try:
                 self._chunks = ColumnChunks(self.raw)
             except ThriftError as exc:
-                raise BadFile(
-                    f"{self.path} cannot be read as Parquet: its footer is damaged ({exc}); write it again or delete "
-                    "it, or open with on_error='skip' to leave it out",
-                    path=self.path,
-                ) from exc
+                raise self.damaged(exc) from exc
         return self._chunks
+
+    def damaged(self, wrong: object) -> BadFile:
+        """Return the error for a footer that can be parsed and contradicts itself."""
+        return BadFile(
+            f"{self.path} cannot be read as Parquet: its footer is damaged ({wrong}); write it again or delete it, or "
+            "open with on_error='skip' to leave it out",
+            path=self.path,
+        )
 
     @property
     def content(self) -> bytes:

@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from penstock.dataset.column_chunks import schema_end
 from penstock.dataset.discover import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, content_of, read_footer
@@ -21,6 +19,8 @@ from penstock.schema.stored import SCHEMA_KEY, find_schema, partition_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
 
     from penstock.dataset.footers import Footer
     from penstock.schema.unischema import Unischema
@@ -144,13 +144,13 @@ def rows_of(footer: Footer) -> Sequence[int]:
     """Return the rows of each row group.
 
     Raises:
-        ArrowInvalid: there are less than none, or more than any row group has.
+        BadFile: there are less than none, or more than any row group has.
     """
     arrow = footer.arrow
     rows = tuple([arrow.row_group(i).num_rows for i in range(arrow.num_row_groups)])
     wrong = [num_rows for num_rows in rows if not 0 <= num_rows <= _MOST_ROWS]
     if wrong:
-        raise pa.ArrowInvalid(f"a row group of {wrong[0]} rows")
+        raise footer.damaged(f"a row group of {wrong[0]} rows")
     return rows
 
 

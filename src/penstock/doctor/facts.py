@@ -191,10 +191,10 @@ def _summary_rows(first: DataFile) -> dict[str, list[int]]:
 
     try:
         footer, _ = read_footer(DataFile(first.root, SUMMARY_METADATA, None))
-        paths = footer.chunks.file_paths
+        groups = zip(footer.chunks.file_paths, rows_of(footer), strict=True)
     except BadFile:
         return {}
     rows: dict[str, list[int]] = {}
-    for path, num_rows in zip(paths, rows_of(footer), strict=True):
+    for path, num_rows in groups:
         rows.setdefault(path, []).append(num_rows)
     return rows

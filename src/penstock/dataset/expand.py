@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.sizes import told_bytes
+from penstock.dataset.sizes import told_bytes, value_lengths
 from penstock.errors import BudgetError
 
 if TYPE_CHECKING:
@@ -115,19 +115,11 @@ def spelled_out(column: pa.ChunkedArray, name: str, measure: Measure) -> pa.Chun
     Raises:
         BudgetError: they take more than the limit; nothing was spelled out.
     """
-    lengths = [_lengths(part) for part in column.chunks]
+    lengths = [value_lengths(part) for part in column.chunks]
     for one in lengths:
         measure.add(float(one.sum()) + 4 * len(one), name)
     slices = [found for part, one in zip(column.chunks, lengths, strict=True) for found in _slices(part, one)]
     return pa.chunked_array(slices, column.type.value_type)
-
-
-def _lengths(part: pa.DictionaryArray) -> Any:
-    """Return the bytes of each value."""
-    import pyarrow.compute as pc
-
-    each = pc.binary_length(part.dictionary).take(part.indices)
-    return pc.fill_null(each, 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _slices(part: pa.DictionaryArray, lengths: Any) -> Iterator[pa.Array]:

@@ -10,12 +10,16 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.codecs.arrow_memory import cells_view, numbers, validity
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from penstock.dataset.read import RowGroup
 
 _VALIDITY = 1 / 8
@@ -154,12 +158,26 @@ def _spelled_out_bytes(column: pa.Array, kind: pa.DataType) -> float:
     """Return what `nbytes` would say of a dictionary column as plain values."""
     if not pa.types.is_dictionary(column.type):
         return float(column.nbytes)
-    import pyarrow.compute as pc
-
-    data = pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+    data = int(value_lengths(column).sum())
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     validity = (len(column) + 7) // 8 if column.null_count else 0
     return float(data + (8 if wide else 4) * len(column) + validity)
+
+
+def value_lengths(column: pa.DictionaryArray) -> NDArray[np.int64]:
+    """Return the bytes of each value of a dictionary column of text or binary, 0 for nulls.
+
+    Without pyarrow.compute: importing it takes as long as everything else before the first batch.
+    """
+    lengths: NDArray[np.int64] = np.diff(cells_view(column.dictionary)[1]).astype(np.int64)
+    indices = column.indices
+    places, valid = numbers(indices, np.dtype(f"i{indices.type.bit_width // 8}")), validity(indices)
+    found: NDArray[np.int64] = np.zeros(len(places), np.int64)
+    if valid is None:
+        found[:] = lengths[places]
+    else:
+        found[valid] = lengths[places[valid]]
+    return found
 
 
 def _slices(stream: Any, group: RowGroup, name: str, num_rows: int, **more: Any) -> Any:

@@ -78,6 +78,15 @@ def test_a_function_of_rows_that_changes_a_padded_column_has_it_padded_again(tmp
     assert batch["a"].tolist() == [[-1, -1, -1], [0, -1, -1], [0, 1, -1], [0, 1, 2]]
 
 
+@pytest.mark.filterwarnings("ignore:.*edit_fields")
+def test_a_function_of_rows_that_makes_integers_floats_has_no_fraction_cut_off(tmp_path):
+    ds = penstock.open(make_parquet(tmp_path, [[4]], columns=two_lists))
+    spec = TransformSpec(lambda row: {**row, "a": [float(x) + 0.5 for x in row["a"] if x >= 0]})
+    with ds.loader(batch_size=4, pad={"a": -1}, transform=spec) as loader:
+        (batch,) = loader
+    assert batch["a"].tolist() == [[-1, -1, -1], [0.5, -1, -1], [0.5, 1.5, -1], [0.5, 1.5, 2.5]]
+
+
 def test_padding_that_cannot_be_done_after_a_transform_is_refused_by_name(tmp_path):
     ds = penstock.open(make_parquet(tmp_path, [[4]]))
 

@@ -42,7 +42,10 @@ class Padding:
         shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in given), strict=True))
         if not given:
             shape = tuple(size or 0 for size in self.shape)
-        out = np.full((len(rows), *shape), self.fill, self.dtype or _common(given))
+        dtype = self.dtype
+        if dtype is None or not all(np.can_cast(array.dtype, dtype) for array in given if array.size):
+            dtype = _common(given)  # a function of rows may change a field's dtype without a word
+        out = np.full((len(rows), *shape), self.fill, dtype)
         for i, array in enumerate(arrays):
             if array is not None:
                 out[i][tuple(slice(size) for size in array.shape)] = array

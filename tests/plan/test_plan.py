@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from penstock.plan import Cursor, Order, Share, Sizes, choose_lanes, make_plan
+from penstock.plan import Cursor, EpochPlan, Order, Share, Sizes, choose_lanes, make_plan
 from penstock.plan.plan import bytes_text
 from tests.depth import depth
 from tests.plan.cases import cases
@@ -24,7 +24,7 @@ def plan_of(counts, *, world=1, row_bytes=1000, window_bytes=1 << 30, lanes=None
         cursor=Cursor.start(0, order, int(counts.sum())),
         share=Share(0, world, 256, remainder, False),
         sizes=Sizes(row_bytes, row_bytes, 2 * row_bytes, window_bytes),
-        least_memory=lambda window_rows: window_rows * row_bytes,
+        least_memory=lambda plan: plan.window_rows() * row_bytes,
     )
 
 
@@ -49,7 +49,9 @@ def test_a_plan_prints_what_will_happen():
 @settings(max_examples=depth(50, 500), deadline=None)
 def test_any_plan_can_be_printed(case):
     share, sizes = case.share(case.world - 1), Sizes(8, 8, 8, 500)
-    plan = make_plan(case.counts, order=case.order, cursor=case.cursor, share=share, sizes=sizes, least_memory=int)
+    plan = make_plan(
+        case.counts, order=case.order, cursor=case.cursor, share=share, sizes=sizes, least_memory=EpochPlan.window_rows
+    )
     assert plan.num_steps == len(case.dealt[-1])
     assert (plan.least_steps, plan.max_steps) == (min(map(len, case.dealt)), max(map(len, case.dealt)))
     assert "\n" not in repr(plan)

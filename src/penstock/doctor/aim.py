@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.plan import Cursor, Order, Share
+from penstock.plan import Cursor, EpochPlan, Order, Share
 from penstock.plan.advice import FEW_CHUNKS, READ_FACTOR, Sizes
 from penstock.plan.order import choose_lanes, typical_rows
 from penstock.plan.plan import make_plan
@@ -64,7 +64,9 @@ class Wanted:
         sizes = Sizes(row_bytes, row_bytes, row_bytes, self.window_bytes)
         share = Share(0, self.world, self.batch_size, "drop", False)
         cursor = Cursor.start(0, order, int(counts.sum()))
-        return make_plan(counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=lambda rows: rows)
+        return make_plan(
+            counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=EpochPlan.window_rows
+        )
 
     def reads(self, counts: NDArray[np.int64], row_bytes: float) -> Reads:
         """Return the least that all ranks read, with lanes that fit the ranks where that helps."""

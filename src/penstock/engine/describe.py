@@ -15,15 +15,16 @@ from penstock.plan.plan import Plan, Sizes, make_plan
 if TYPE_CHECKING:
     from penstock.engine.facts import Facts
     from penstock.options import LoaderOptions
-    from penstock.plan import Cursor, Share
+    from penstock.plan import Cursor, EpochPlan, Share
 
 
 def describe(facts: Facts, order: Order, cursor: Cursor, share: Share, options: LoaderOptions) -> Plan:
     """Return what `share.rank` will do from `cursor` on."""
     sizes = Sizes(facts.row_bytes, facts.held_bytes, facts.decoded_bytes, options.window_bytes)
 
-    def least(window_rows: int) -> int:
-        return count_needs(facts, window_rows, share.batch_size, options.pool).least
+    def least(plan: EpochPlan) -> int:
+        window_bytes = facts.items.visits(plan.visits).most_rows(facts.held_chunk_bytes)
+        return count_needs(facts, window_bytes, share.batch_size, options.pool).least
 
     return make_plan(facts.counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=least)
 

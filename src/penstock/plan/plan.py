@@ -132,11 +132,11 @@ def make_plan(  # noqa: PLR0913 -- all that a run is made of
     cursor: Cursor,
     share: Share,
     sizes: Sizes,
-    least_memory: Callable[[int], int],
+    least_memory: Callable[[EpochPlan], int],
 ) -> Plan:
     """Return what `share.rank` will do from `cursor` to the end of the epoch; about 2 us a chunk, reads nothing.
 
-    `least_memory` tells the bytes needed for a window of so many rows; how memory is spent is the engine's business.
+    `least_memory` tells the bytes needed for the plan of an epoch; how memory is spent is the engine's business.
     """
     array = as_counts(counts)
     plan = plan_epoch(array, order=order, cursor=cursor, share=share)
@@ -156,7 +156,7 @@ def make_plan(  # noqa: PLR0913 -- all that a run is made of
         rank_window_bytes=int(window_rows * sizes.read_row_bytes),
         read_factor=reads.factor,
         chunks_per_batch=mixing,
-        least_memory_bytes=least_memory(window_rows),
+        least_memory_bytes=least_memory(plan),
         warnings=advise(plan, sizes, read_factor=reads.factor, chunks_per_batch=mixing),
     )
 

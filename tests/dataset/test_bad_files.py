@@ -212,3 +212,17 @@ def test_a_list_longer_than_the_footer_is_refused_before_memory_is_taken(tmp_pat
     path.write_bytes(data[:at] + footer + len(footer).to_bytes(4, "little") + data[-4:])
     with pytest.raises(BadFile, match=r"a\.parquet.*[Ee]xceeded size limit"):
         open_parquet(tmp_path)
+
+
+def test_a_column_chunk_of_negative_size_is_damage(tmp_path):
+    path = write(tmp_path / "a.parquet", {"x": ["a" * 1000]}, compression="none", use_dictionary=False)
+    size = 2 * pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size
+    data = path.read_bytes()
+    at = footer_start(data)
+    written, negative = (bytes([number & 127 | 128, number >> 7]) for number in (size, size - 1))
+    assert data[at:].count(written) >= 2
+    path.write_bytes(data[:at] + data[at:].replace(written, negative))
+    with pytest.raises(BadFile, match=r"a\.parquet.*negative size"):
+        open_parquet(tmp_path).row_bytes()
+    with pytest.raises(BadFile, match=r"a\.parquet.*negative size"):
+        open_parquet(tmp_path, on_error="skip")

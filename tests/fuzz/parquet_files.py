@@ -70,9 +70,10 @@ class Source:
     """`_common_metadata` of its dataset."""
 
 
-def _written(**options: object) -> bytes:
+def _written(columns: list[str] | None = None, row_group_size: int = 20, **options: object) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(table(), sink, row_group_size=20, **options)
+    written = table() if columns is None else table().select(columns)
+    pq.write_table(written, sink, row_group_size=row_group_size, **options)
     return sink.getvalue()
 
 
@@ -112,6 +113,8 @@ def sources() -> dict[str, Source]:
     plain = {"compression": "none", "use_dictionary": False, "write_statistics": False, "write_page_index": True}
     return {
         "pyarrow": Source(_written()),
+        # Enough column chunks to be read by a pattern: see `dataset/chunk_pattern.py`.
+        "many row groups": Source(_written(["id", "small", "real", "text", "word", "list", "part", "price"], 2)),
         "pages of version 2": Source(
             _written(data_page_version="2.0", compression="zstd", data_page_size=64, **CHECKSUMS), bool(CHECKSUMS)
         ),

@@ -116,6 +116,8 @@ class ColumnChunks:
         self._figures = figures = self._read(raw)
         if figures.shape[1] != len(self.leaves):
             raise ThriftError("the row groups come before the schema")
+        if (figures[:, :, :4] < -1).any():  # -1: not known
+            raise ThriftError("a column chunk has a negative size or offset")
         self.num_values: Integers = figures[:, :, 0]
         self.uncompressed_bytes: Integers = figures[:, :, 1]
         self.compressed_bytes: Integers = figures[:, :, 2]

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 import penstock
-from penstock.errors import FileChanged
+from penstock.errors import BadFile, FileChanged
 from penstock.torch.ship import Shipped
 from tests.dataset.make import ids, write
+from tests.dataset.test_verify import damage, needs_checksums, write_checked
 
 
 def write_plain(path, start):
@@ -43,4 +44,16 @@ def test_a_file_written_again_since_it_was_opened_is_noticed_in_workers(tmp_path
     write_plain(path, 500)
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 10**9))
     with pytest.raises(FileChanged, match="the file has changed: it was written again"):
+        there.take([0])
+
+
+@needs_checksums
+def test_workers_verify_for_themselves(tmp_path):
+    path = write_checked(tmp_path / "a.parquet")
+    ds = penstock.open(path)
+    ds.take([0])
+    there = shipped(ds)
+    damage(path, group=0)
+    ds.take([0])  # verified before
+    with pytest.raises(BadFile, match="CRC checksum"):
         there.take([0])

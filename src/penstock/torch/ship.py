@@ -19,7 +19,7 @@ from penstock.dataset.parquet import ParquetSource
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_STAYS = ("_lock", "_footers", "_cached", "partitions")
+_STAYS = ("_lock", "_footers", "_cached", "_verified", "partitions")
 """What a source has that belongs to its process, or that is made from the rest."""
 
 
@@ -43,5 +43,6 @@ def _unship(facts: Mapping[str, Any], partitions: dict[str, Any], *rest: Any) ->
     source.partitions = MappingProxyType(partitions)
     source._lock = threading.Lock()
     source._footers = FooterCache()
+    source._verified = {}
     source._cached = None if source.cache is None else CachedFiles(source.cache)
     return Shipped(Dataset(source, *rest))

@@ -76,6 +76,22 @@ def test_bytes_of_a_row_are_those_of_the_column_spelled_out(tmp_path, name, rows
         assert source.column_bytes([name]) == spelled_out.nbytes / rows
 
 
+def test_row_groups_that_stand_out_are_judged_by_their_own_footers(tmp_path):
+    for file, sizes in enumerate([(10, 10, 900), (10, 500, 10), (10, 10, 10)]):
+        parts = [pa.table({"a": ["x" * size] * 100, "b": range(100), "c": ["y"] * 100}) for size in sizes]
+        with pq.ParquetWriter(tmp_path / f"{file}.parquet", parts[0].schema, use_dictionary=False) as writer:
+            for part in parts:
+                writer.write_table(part)
+    source = open_parquet(tmp_path)
+    plain = source.column_bytes(["c", "b", "a"]) * 100
+    found = source.chunk_bytes(["c", "b", "a"])
+    assert found[[0, 1, 3, 5, 6, 7, 8]].tolist() == [plain] * 7
+    for chunk in (2, 4):
+        size = source.read_chunk(chunk, ["c", "b", "a"]).nbytes
+        assert size <= found[chunk] < 1.1 * size
+    assert source.chunk_bytes(["b", "c"]).max() < plain
+
+
 class TestLoader:
     def test_a_heavy_row_group_that_the_footer_tells_is_refused_at_once(self, tmp_path):
         for number in range(8):

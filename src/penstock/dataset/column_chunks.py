@@ -65,6 +65,8 @@ _SPELLED_OUT = frozenset({0, 3, 4, 9})
 """PLAIN, RLE, BIT_PACKED and BYTE_STREAM_SPLIT: neither dictionaries nor differences."""
 _SPELLED_OUT_STORED = frozenset(2 * encoding for encoding in _SPELLED_OUT)
 """The same as Thrift stores small integers."""
+OFFSET_BYTES, VALIDITY_BYTES = 4, 1 / 8
+"""Of one value of varying width in Arrow's memory."""
 _FIGURES = 9
 _MATCHED = ("type", "encodings", "path", "min", "max", "levels")
 _MINUS_ONE = b"\x01"
@@ -185,6 +187,19 @@ class ColumnChunks:
             _digest(figures, [_settled(*one) for one in zip(bounds, kinds, strict=True)])
             for figures, bounds in zip(self._figures, self._bounds, strict=True)
         ]
+
+    @cached_property
+    def memory_bytes(self) -> NDArray[np.float64]:
+        """Bytes that each column chunk takes in memory, as Arrow; NaN where the footer does not tell.
+
+        It tells where values have a fixed width or are stored with all their bytes, and where the writer has noted the
+        bytes that they stand for.
+        """
+        values = self.num_values.astype(np.float64)
+        widths = np.array([np.nan if leaf.width is None else leaf.width for leaf in self.leaves], np.float64)
+        stored = np.where(self.spelled_out, self.uncompressed_bytes - OFFSET_BYTES * values, np.nan)
+        varying = np.where(self.unencoded_bytes >= 0, self.unencoded_bytes, stored)
+        return np.where(np.isnan(widths), varying, values * widths) + (OFFSET_BYTES + VALIDITY_BYTES) * values
 
     def below(self, name: str) -> list[int]:
         """Return the leaves of a column: of a struct or list, all that lie below it."""

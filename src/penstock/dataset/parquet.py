@@ -28,7 +28,7 @@ from penstock.dataset.footers import read_footer
 from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value
 from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, RowGroup, read_columns
 from penstock.dataset.scan import Scan, rows_of, scan_files
-from penstock.dataset.sizes import fixed_bytes, told_bytes, variable_bytes
+from penstock.dataset.sizes import fixed_bytes, variable_bytes
 from penstock.errors import BadFile, ColumnNotFound, FileChanged, MetadataError, SchemaError, close_names
 from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import find_schema
@@ -292,20 +292,21 @@ class ParquetSource:
 
         An estimate by rows; where a row group stands out by its size as stored, what its footer says of each column.
         """
-        found: NDArray[np.float64] = self.chunk_rows.astype(np.float64) * self.column_bytes(columns)
-        if self._varying.isdisjoint(columns):
+        rows = self.chunk_rows.astype(np.float64)
+        found: NDArray[np.float64] = rows * self.column_bytes(columns)
+        varying = [name for name in columns if name in self._varying and name not in self._partitions]
+        if not varying:
             return found
-        for chunk in np.flatnonzero(self._stored_bytes > _STANDS_OUT * self.chunk_rows * self.row_bytes()).tolist():
+        heavy = np.flatnonzero(self._stored_bytes > _STANDS_OUT * rows * self.row_bytes())
+        files, first = np.unique(self.chunk_file[heavy], return_index=True)
+        for file, here in zip(files.tolist(), np.split(heavy, first[1:]), strict=False):  # none: one part without rows
             with contextlib.suppress(BadFile):  # raised when the chunk is read
-                found[chunk] = max(found[chunk], sum(self._told_bytes(chunk, name) for name in columns))
+                chunks = self.footer(file).chunks
+                told = chunks.memory_bytes[self.chunk_group[here]]
+                for name in varying:
+                    more = told[:, chunks.below(name)].sum(axis=1) - rows[here] * self._bytes_of(name)
+                    found[here] += np.fmax(more, 0)  # nothing where the footer does not tell
         return found
-
-    def _told_bytes(self, chunk: int, name: str) -> float:
-        estimate = float(self.chunk_rows[chunk]) * self._bytes_of(name)
-        if name in self._partitions or name not in self._varying:
-            return estimate
-        told = told_bytes(self._row_group(chunk), name)
-        return estimate if told is None else max(told, estimate)
 
     def _bytes_of(self, name: str) -> float:
         with self._lock:

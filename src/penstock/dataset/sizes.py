@@ -8,6 +8,7 @@ to 2,000 times smaller than their columns), a read of it. Estimates; nothing is 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.codecs.arrow_memory import cells_view, numbers, validity
+from penstock.dataset.column_chunks import VALIDITY_BYTES
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
     from penstock.dataset.read import RowGroup
 
-_VALIDITY = 1 / 8
-_OFFSET = 4
 _WHOLE_BYTES = 16 << 20
 """Columns up to this size are measured whole."""
 _SLICE_ROWS = 1024
@@ -36,7 +36,7 @@ _SAMPLE_ROWS = 256
 def fixed_bytes(field: pa.Field) -> float | None:
     """Return the bytes of one value of a fixed-width column, validity included; None: the width varies."""
     width = _width(field.type)
-    return None if width is None else width + (_VALIDITY if field.nullable else 0)
+    return None if width is None else width + (VALIDITY_BYTES if field.nullable else 0)
 
 
 def _width(arrow_type: pa.DataType) -> float | None:
@@ -58,28 +58,12 @@ def _width(arrow_type: pa.DataType) -> float | None:
 def told_bytes(group: RowGroup, name: str) -> float | None:
     """Return the bytes that a column of varying width takes in memory, by the footer; None if it does not tell.
 
-    It tells where values have a fixed width or are stored with all their bytes, and where the writer has noted the
-    bytes that they stand for.
-
     Raises:
         BadFile: the footer is damaged.
     """
     chunks = group.footer.chunks
-    leaves = chunks.below(name)
-    told = 0.0
-    for leaf in leaves:
-        num_values, width = int(chunks.num_values[group.index, leaf]), chunks.leaves[leaf].width
-        unencoded = int(chunks.unencoded_bytes[group.index, leaf])
-        if width is not None:
-            told += num_values * width
-        elif unencoded >= 0:
-            told += unencoded
-        elif chunks.spelled_out[group.index, leaf]:
-            told += int(chunks.uncompressed_bytes[group.index, leaf]) - _OFFSET * num_values
-        else:
-            return None
-        told += (_OFFSET + _VALIDITY) * num_values
-    return told
+    told = float(chunks.memory_bytes[group.index, chunks.below(name)].sum())
+    return None if math.isnan(told) else told
 
 
 def variable_bytes(group: RowGroup, name: str) -> float:
@@ -95,7 +79,7 @@ def variable_bytes(group: RowGroup, name: str) -> float:
     leaves = chunks.below(name)
     footer = float(chunks.uncompressed_bytes[group.index, leaves].sum()) / group.num_rows
     if chunks.spelled_out[group.index, leaves].all():
-        return footer + _VALIDITY
+        return footer + VALIDITY_BYTES
     try:
         return _weigh(group, name, footer)
     except READ_ERRORS:
@@ -103,7 +87,7 @@ def variable_bytes(group: RowGroup, name: str) -> float:
     try:
         return _weigh(group, name, footer)
     except READ_ERRORS:  # damaged: to be met where it is read, not where it is weighed
-        return footer + _VALIDITY
+        return footer + VALIDITY_BYTES
 
 
 def _weigh(group: RowGroup, name: str, footer: float) -> float:

@@ -202,7 +202,7 @@ def mutated(data: bytes, start: int, stop: int, rng: random.Random) -> tuple[byt
 
     Most often one bit is flipped. Inserted and deleted bytes keep the length of the footer right in half of the cases.
     """
-    kind = rng.choice(["bit"] * 6 + ["bits", "byte", "zeros", "delete", "insert"])
+    kind = rng.choice(["bit"] * 10 + ["bits", "byte", "zeros", "delete", "insert"])
     changed, at = bytearray(data), rng.randrange(start, stop)
     span = min(rng.choice([1, 1, 2, 4, 16]), stop - at)
     if kind in ("bit", "bits"):

@@ -86,7 +86,11 @@ class Footer:
         # Every element takes a byte or more. pyarrow allocates what a length announces before it reads the elements.
         most = max(1, len(tail))
         limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
-        self.arrow: Any = pq.ParquetFile(pa.BufferReader(tail), **limits).metadata
+        reader = (
+            pq.ParquetReader()
+        )  # what `pq.ParquetFile` is made of; that maps all columns, which takes as long again
+        reader.open(pa.BufferReader(tail), **limits)
+        self.arrow: Any = reader.metadata
         """`pyarrow.parquet.FileMetaData`. Never ask it for a column chunk: a damaged one ends the process."""
         self.raw = tail[-_END_BYTES - _length(tail) : -_END_BYTES]
         """The bytes of the footer."""

@@ -120,7 +120,9 @@ def test_footers_that_do_not_fit_into_memory_are_not_read_again(tmp_path, monkey
     assert fs.reads.opened == []
 
 
-def test_opening_does_not_read_column_chunks(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kept_bytes", [footers.CACHE_BYTES, 1])
+def test_opening_does_not_read_column_chunks(tmp_path, monkeypatch, kept_bytes):
+    monkeypatch.setattr(scan, "FooterCache", functools.partial(FooterCache, kept_bytes))
     root = write_files(tmp_path / "a")
     before, read = footers.ColumnChunks, []
     monkeypatch.setattr(footers, "ColumnChunks", lambda raw: read.append(raw) or before(raw))

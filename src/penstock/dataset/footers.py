@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import threading
+import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ class Footer:
         """`pyarrow.parquet.FileMetaData`. Never ask it for a column chunk: a damaged one ends the process."""
         self.raw = tail[-_END_BYTES - _length(tail) : -_END_BYTES]
         """The bytes of the footer."""
-        self.seen = Seen(identity, hashlib.blake2b(self.raw, digest_size=16).digest())
+        self.seen = Seen(identity, digest_of(self.raw))
         """What its file was when it was read."""
         self.path = path
         self._chunks: ColumnChunks | None = None
@@ -130,6 +131,11 @@ class Footer:
             return self.seen.footer
 
 
+def digest_of(raw: bytes) -> bytes:
+    """Return the digest of a footer's bytes, for `Seen`."""
+    return hashlib.blake2b(raw, digest_size=16).digest()
+
+
 def content_of(digests: Iterable[bytes]) -> bytes:
     """Return the content of a file, from the digests of its row groups. Changing how breaks resumed runs."""
     return hashlib.blake2b(b"".join(digests), digest_size=16).digest()
@@ -140,7 +146,10 @@ class FooterCache:
 
     def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
         self.contents: dict[int, bytes] = {}
-        """`Footer.content` of files whose footers were dropped, or not read because `_metadata` tells it."""
+        """`Footer.content` of files whose footers were not read because `_metadata` tells it."""
+        self.packed: dict[int, bytes] = {}
+        """The bytes of footers that were dropped, compressed: a fortieth of what they took, and not to be fetched again
+        for their content, which only saving a state asks for."""
         self._limit = limit_bytes
         self._used = 0
         self._kept: OrderedDict[int, Footer] = OrderedDict()
@@ -155,7 +164,7 @@ class FooterCache:
             return footer
 
     def put(self, file: int, footer: Footer) -> None:
-        """Keep a footer; the ones unused longest go, after their content was noted."""
+        """Keep a footer; of the ones unused longest only their bytes stay."""
         dropped: list[tuple[int, Footer]] = []
         with self._lock:
             if file in self._kept:
@@ -166,8 +175,23 @@ class FooterCache:
                 dropped.append(self._kept.popitem(last=False))
                 self._used -= footer_bytes(dropped[-1][1])
         for old, gone in dropped:
-            if old not in self.contents:
-                self.contents[old] = gone.content
+            if old not in self.contents and old not in self.packed:
+                self.packed[old] = zlib.compress(gone.raw, 1)
+
+    def content(self, file: int) -> bytes | None:
+        """Return `Footer.content` of a file; None if nothing is known about it."""
+        if file in self.contents:
+            return self.contents[file]
+        footer = self.get(file)
+        if footer is not None:
+            return footer.content
+        if file not in self.packed:
+            return None
+        raw = zlib.decompress(self.packed[file])
+        try:
+            return content_of(ColumnChunks(raw).digests)
+        except ThriftError:  # as `Footer.content`
+            return digest_of(raw)
 
 
 def footer_bytes(footer: Footer) -> int:

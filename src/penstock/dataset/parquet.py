@@ -274,7 +274,7 @@ class ParquetSource:
         if self._content is None:
             sums = hashlib.blake2b(b"penstock.content.v1\0", digest_size=16)
             for file in range(len(self.files)):
-                known = self._footers.contents.get(file)
+                known = self._footers.content(file)
                 sums.update(self.footer(file).content if known is None else known)
             self._content = sums.hexdigest()
         return self._content

@@ -213,7 +213,7 @@ def _collect(scanner: _Scanner) -> Scan:
             if footer is not None:
                 cache.put(new, footer)
             else:
-                cache.contents[new] = scanner.cache.contents[old]
+                cache.packed[new] = scanner.cache.packed[old]
     stored = sorted(scanner.stored.values(), key=lambda one: one[2])
     return Scan(
         files=[scanner.files[index] for index in good],

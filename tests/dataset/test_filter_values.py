@@ -236,3 +236,10 @@ def test_in_no_values_keeps_no_row(tmp_path, kind, encoded):
     write(tmp_path / "x.parquet", {"x": column.dictionary_encode() if encoded else column}, rows_per_group=2)
     assert len(penstock.open(tmp_path, filters=[("x", "in", [])])) == 0
     assert len(penstock.open(tmp_path, filters=[("x", "not in", [])])) == 3
+
+
+def test_in_with_values_of_another_type_is_what_pyarrow_makes_of_them(tmp_path):
+    write(tmp_path / "a.parquet", pa.table({"x": [1, 2, None]}))
+    assert len(penstock.open(tmp_path, filters=[("x", "in", ["2"])])) == 1
+    with pytest.raises(SchemaError, match=r"does not fit.*int64 vs string"):
+        penstock.open(tmp_path, filters=[("x", "in", ["a"])])

@@ -212,7 +212,7 @@ def _bounded(inside: Expression, field: Expression, values: Any, kind: pa.DataTy
     """Add the bounds of the values where that says the same: whole numbers and text, without nulls."""
     if kind is None or not len(values):
         return inside
-    if pa.types.is_integer(kind) and not values.null_count:
+    if pa.types.is_integer(kind) and isinstance(values, pa.Array) and not values.null_count:
         numbers = values.to_numpy()
         return inside & (field >= pa.scalar(numbers.min(), kind)) & (field <= pa.scalar(numbers.max(), kind))
     if pa.types.is_string(kind) and set(map(type, values)) == {str}:

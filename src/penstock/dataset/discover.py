@@ -21,6 +21,7 @@ import posixpath
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -108,7 +109,7 @@ class _Finder:
         if self.format is None:
             refuse_listed(fs, path, (name for name, _ in entries))
             if top != path or posixpath.basename(top) == "data":
-                refuse_above(fs, [top])
+                refuse_above(fs, top)
         refuse_spark(fs, path, (name for name, _ in entries))
         refuse_block(fs, path, (name for name, _ in entries))
         root = Root(fs, path, side) if top == path else self.root(fs, top)
@@ -130,7 +131,9 @@ class _Finder:
         refuse_marked(fs, root.path)
         if self.format is None:
             folders = [posixpath.dirname(i.path) if i.type == FileType.File else i.path for i in infos]
-            refuse_above(fs, dict.fromkeys([root.path, *map(root_folder, folders)]))
+            above = dict.fromkeys([root.path, *map(root_folder, folders)])
+            with ThreadPoolExecutor(threads_for(fs)) as pool:  # a pattern may match files in thousands of folders
+                list(pool.map(partial(refuse_above, fs), above))
         for info in infos:
             relative = info.path.removeprefix(root.path).lstrip("/")
             if info.type == FileType.File:

@@ -56,20 +56,19 @@ def refuse_listed(fs: FileSystem, path: str, names: Iterable[str]) -> None:
                 raise _unsupported(kind, posixpath.join(path, found[1] or "").rstrip("/"), found[0])
 
 
-def refuse_above(fs: FileSystem, folders: Iterable[str]) -> None:
-    """Raise UnsupportedFormat if one of these folders, which were not listed, is a table; costs a look at each.
+def refuse_above(fs: FileSystem, folder: str) -> None:
+    """Raise UnsupportedFormat if a folder that was not listed is a table; costs a look at its logs.
 
     Files of an Iceberg table lie in its folder `data`, so that its log is beside a folder of that name.
     """
-    for folder in folders:
-        for path in (folder, posixpath.dirname(folder)) if posixpath.basename(folder) == "data" else (folder,):
-            names: list[str] = []
-            for name, info in zip(_LOGS, look(fs, [posixpath.join(path, name) for name in _LOGS]), strict=True):
-                if info.type == FileType.Directory:
-                    names += _inside(fs, path, f"{name}/")
-                elif info.type == FileType.File:
-                    names.append(name)
-            refuse_listed(fs, path, names)
+    for path in (folder, posixpath.dirname(folder)) if posixpath.basename(folder) == "data" else (folder,):
+        names: list[str] = []
+        for name, info in zip(_LOGS, look(fs, [posixpath.join(path, name) for name in _LOGS]), strict=True):
+            if info.type == FileType.Directory:
+                names += _inside(fs, path, f"{name}/")
+            elif info.type == FileType.File:
+                names.append(name)
+        refuse_listed(fs, path, names)
 
 
 def _inside(fs: FileSystem, path: str, folder: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Times from one unit to another, the same with every NumPy.
 
 A time that the other unit cannot hold becomes some other number before NumPy 2.5, and an OverflowError for the whole
-array since. In arrays it is never an error here: whoever wants to know converts back and compares. Text is read exactly
+array since. In arrays it is never an error here: the caller may convert back and compare. Text is read exactly
 or refused.
 """
 
@@ -58,7 +58,7 @@ def from_text(text: str, dtype: np.dtype[Any]) -> Any:
         return np.array("NaT", dtype)[()]
     found = _ISO.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no date and time as 2024-01-31T12:00:00.5")
+        raise ValueError(f"{text!r} is not a date and time such as 2024-01-31T12:00:00.5")
     seconds = np.datetime64(found["day"] + ("T" + found["time"] if found["time"] else ""), "s")
     if found["zone"] not in (None, "Z"):
         sign, hours, minutes = found["zone"][0], int(found["zone"][1:3]), int(found["zone"][-2:])

@@ -201,7 +201,7 @@ def _is_in(place: tuple[str, str], folder: tuple[str, str]) -> bool:
 def _temporary(folder: Any, url: Any, places: dict[str, Any]) -> contextlib.AbstractContextManager[str]:
     """Give a folder for rows that wait, hidden where it lies beside the target; removed in any case.
 
-    After a kill the next shuffle in the same place removes it, or `penstock.discard(url)`: its lock is nobody's then.
+    After a kill, when no process holds its lock, the next shuffle in the same place or `penstock.discard(url)` does it.
     """
     fs, path = resolve(url, **places)
     beside = os.path.dirname(path) if isinstance(fs, LocalFileSystem) else None

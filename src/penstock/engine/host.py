@@ -58,7 +58,7 @@ def check_still(rank: int, world: int) -> None:
 
 
 def _found() -> tuple[int, int, str]:
-    """Return rank, world and who says so; nobody: 0 of 1."""
+    """Return rank, world and where they were found; 0 of 1 and "" if nowhere."""
     return _from_torch() or _from_jax() or _from_environment() or (0, 1, "")
 
 

@@ -64,6 +64,14 @@ def test_it_is_refused_however_it_is_named(table, kind, number, filesystem):
     assert len(opened) == 5 * len(opened.files)
 
 
+@pytest.mark.parametrize("part", ["", "0000000001.0000000002."])
+def test_a_delta_table_is_known_by_its_checkpoint_too(tmp_path, part):
+    write(tmp_path / "x.parquet", ids(0, 5))
+    leave(tmp_path, [f"_delta_log/00000000000000000010.checkpoint.{part}parquet"])
+    with pytest.raises(UnsupportedFormat, match="a Delta table"):
+        penstock.open(tmp_path)
+
+
 def test_files_that_its_reader_names_one_by_one_are_opened(table, kind):
     found = sorted(map(str, table.rglob("*.parquet")))
     opened = penstock.open(found)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 _TRACES = {
-    "Delta": re.compile(r"(?:(.*)/)?_delta_log/[^/]+\.(?:json|checkpoint\.parquet)"),
+    "Delta": re.compile(r"(?:(.*)/)?_delta_log/[^/]+\.(?:json|checkpoint\.(?:\d+\.\d+\.)?parquet)"),
     "Iceberg": re.compile(r"(?:(.*)/)?metadata/[^/]+\.metadata\.json(?:\.gz)?"),
     # The second file lies in every partition folder, whatever that is called.
     "Hudi": re.compile(r"(?:(.*)/)?(?:\.hoodie/hoodie\.properties|\.hoodie_partition_metadata)"),

@@ -76,7 +76,7 @@ class Seen:
 class Footer:
     """The footer of one file: as pyarrow parses it, for schema and reading, and its column chunks as we read them."""
 
-    __slots__ = ("_chunks", "arrow", "path", "raw", "seen")
+    __slots__ = ("_chunks", "arrow", "path", "seen", "tail")
 
     def __init__(self, tail: bytes, path: str, identity: str) -> None:
         """Parse a footer; `tail` ends with its bytes, their length and the magic. `identity`: see `identity_of`.
@@ -87,18 +87,23 @@ class Footer:
         # Every element takes a byte or more. pyarrow allocates what a length announces before it reads the elements.
         most = max(1, len(tail))
         limits = {"thrift_string_size_limit": most, "thrift_container_size_limit": most}
-        reader = (
-            pq.ParquetReader()
-        )  # what `pq.ParquetFile` is made of; that maps all columns, which takes as long again
+        # `pq.ParquetFile`, which is made of it, would map all columns as well, which takes as long again.
+        reader = pq.ParquetReader()
         reader.open(pa.BufferReader(tail), **limits)
         self.arrow: Any = reader.metadata
         """`pyarrow.parquet.FileMetaData`. Never ask it for a column chunk: a damaged one ends the process."""
-        self.raw = tail[-_END_BYTES - _length(tail) : -_END_BYTES]
-        """The bytes of the footer."""
-        self.seen = Seen(identity, digest_of(self.raw))
+        whole = _length(tail) + _END_BYTES
+        self.tail = tail if len(tail) == whole else tail[-whole:]
+        """The bytes of the footer, their length, and the magic."""
+        self.seen = Seen(identity, digest_of(memoryview(self.tail)[:-_END_BYTES]))
         """What its file was when it was read."""
         self.path = path
         self._chunks: ColumnChunks | None = None
+
+    @property
+    def raw(self) -> bytes:
+        """The bytes of the footer, copied: they may be megabytes."""
+        return self.tail[:-_END_BYTES]
 
     @property
     def chunks(self) -> ColumnChunks:
@@ -131,7 +136,7 @@ class Footer:
             return self.seen.footer
 
 
-def digest_of(raw: bytes) -> bytes:
+def digest_of(raw: bytes | memoryview) -> bytes:
     """Return the digest of a footer's bytes, for `Seen`."""
     return hashlib.blake2b(raw, digest_size=16).digest()
 
@@ -196,7 +201,7 @@ class FooterCache:
 
 def footer_bytes(footer: Footer) -> int:
     """Estimate the memory that a parsed footer takes."""
-    return 1024 * (1 + int(footer.arrow.num_columns) * max(1, int(footer.arrow.num_row_groups))) + len(footer.raw)
+    return 1024 * (1 + int(footer.arrow.num_columns) * max(1, int(footer.arrow.num_row_groups))) + len(footer.tail)
 
 
 def read_footer(file: DataFile) -> tuple[Footer, int]:

@@ -126,8 +126,8 @@ class _Scanner:
         arrow_part = metadata.get(b"ARROW:schema")
         if self.base is not None and arrow_part == self.base_arrow_part:
             if self.base_schema is None:
-                self.base_schema = self.base.raw[: schema_end(self.base.raw)]
-            if footer.raw.startswith(self.base_schema):
+                self.base_schema = self.base.tail[: schema_end(self.base.tail)]
+            if footer.tail.startswith(self.base_schema):
                 return
         schema = arrow.schema.to_arrow_schema().remove_metadata()
         if self.base is None:

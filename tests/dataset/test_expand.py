@@ -92,6 +92,70 @@ def test_row_groups_that_stand_out_are_judged_by_their_own_footers(tmp_path):
     assert source.chunk_bytes(["b", "c"]).max() < plain
 
 
+@pytest.mark.parametrize("inside", ["list", "map", "struct of lists"])
+def test_one_row_that_stands_for_far_more_is_refused_before_it_is_spelled_out(tmp_path, inside):
+    words = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ["x" * 3000]).cast(pa.string())
+    offsets = pa.array([0, 50_000, 100_000], pa.int32())
+    column = pa.ListArray.from_arrays(offsets, words)
+    if inside == "map":
+        column = pa.MapArray.from_arrays(offsets, pa.array(range(100_000)), words)
+    if inside == "struct of lists":
+        column = pa.StructArray.from_arrays([column], ["a"])
+    name = "c.a" if inside == "struct of lists" else "c"
+    pq.write_table(pa.table({"c": column}), tmp_path / "x.parquet", use_dictionary=True)
+    plain = open_parquet(tmp_path).read_chunk(0, [name])
+    del words, column
+    source = forget_sizes(open_parquet(tmp_path))
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before, pa_pool = pool.bytes_allocated(), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(BudgetError, match=r"x\.parquet, row group 0"):
+            source.read_chunk(0, [name], 64 << 20)
+        assert source.column_bytes([name]) > 150_000_000
+    finally:
+        pa.set_memory_pool(pa_pool)
+    assert pool.max_memory() - before < 64 << 20
+    assert source.read_chunk(0, [name], 1 << 30).equals(plain)
+
+
+NESTED = {
+    "large_list": pa.large_list(pa.string()),
+    "fixed list": pa.list_(pa.string(), 2),
+    "list of lists": pa.list_(pa.list_(pa.binary())),
+    "list of structs": pa.list_(pa.struct([("a", pa.string()), ("b", pa.int64())])),
+    "list of large": pa.list_(pa.large_string()),
+    "map of lists": pa.map_(pa.string(), pa.list_(pa.string())),
+    "list of maps": pa.list_(pa.map_(pa.string(), pa.struct([("a", pa.string())]))),
+    "list of dictionaries": pa.list_(pa.dictionary(pa.int32(), pa.string())),
+    "list of decimals": pa.list_(pa.decimal128(30, 2)),
+    "list of numbers": pa.list_(pa.int64()),
+}
+
+
+def value_of(kind, number):
+    if number % 7 == 0 and not pa.types.is_fixed_size_list(kind):  # pyarrow 14 makes no such lists that are null
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: value_of(field.type, number) for field in kind}
+    if pa.types.is_map(kind):
+        return [(f"k{i}", value_of(kind.item_type, number + i)) for i in range(number % 3)]
+    if pa.types.is_nested(kind):
+        return [value_of(kind.value_type, number + i) for i in range(2)]
+    if pa.types.is_decimal(kind) or pa.types.is_integer(kind):
+        return number % 5
+    return b"word" * (number % 5) if pa.types.is_binary(kind) else "word" * (number % 5)
+
+
+@pytest.mark.parametrize("kind", NESTED.values(), ids=NESTED)
+def test_nested_columns_of_every_kind_are_the_same_within_the_limit(tmp_path, kind):
+    column = pa.array([value_of(kind, number) for number in range(3000)], kind)
+    pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet", use_dictionary=True)
+    source = forget_sizes(open_parquet(tmp_path))
+    plain = source.read_chunk(0, ["x"])
+    assert source.read_chunk(0, ["x"], 2 * plain.nbytes).equals(plain)
+
+
 class TestLoader:
     def test_a_heavy_row_group_that_the_footer_tells_is_refused_at_once(self, tmp_path):
         for number in range(8):

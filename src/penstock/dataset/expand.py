@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.sizes import told_bytes, value_lengths
+from penstock.dataset.sizes import plain_bytes, told_bytes, value_lengths
 from penstock.errors import BudgetError
+from penstock.schema.arrow import flatten_structs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -132,15 +133,22 @@ def _slices(part: pa.DictionaryArray, lengths: Any) -> Iterator[pa.Array]:
 
 
 def in_slices(reader: Any, group: RowGroup, name: str, measure: Measure) -> pa.Table:
-    """Read a column some rows at a time.
+    """Read a column some rows at a time; `reader` gives text and binary inside it as dictionaries (`leaf_paths`).
 
     Raises:
-        BudgetError: it takes more than the limit; read up to there.
+        BudgetError: it takes more than the limit; nothing was spelled out beyond that.
     """
-    slices = []
+    stored = flatten_structs(group.footer.arrow.schema.to_arrow_schema().empty_table())
+    kind = stored.schema.field(name).type
+    slices: list[pa.Array] = []
     for batch in reader.iter_batches(_SLICE_ROWS, row_groups=[group.index], columns=[name], use_threads=False):
-        measure.add(batch.nbytes, name)
-        slices.append(batch)
+        column = flatten_structs(pa.Table.from_batches([batch])).column(name)
+        if column.type != kind:
+            measure.add(sum(map(plain_bytes, column.chunks)), name)
+            column = column.cast(kind)
+        else:
+            measure.add(column.nbytes, name)
+        slices += column.chunks
     if not slices:
         raise pa.ArrowInvalid("no rows came")
-    return pa.Table.from_batches(slices).combine_chunks()
+    return pa.table({name: pa.chunked_array(slices)}).combine_chunks()

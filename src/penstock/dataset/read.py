@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from penstock.dataset.expand import in_slices, spelled_out, unknown_sizes
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS, read_footer
+from penstock.dataset.sizes import leaf_paths
 from penstock.errors import BadFile, FileChanged
 from penstock.schema.arrow import flatten_structs
 from penstock.storage.identity import identity_of
@@ -163,7 +164,8 @@ def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
 def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa.Table:
     """Read columns some of which may be too large for memory."""
     at_once = [name for name in names if name not in unknown.sliced]
-    with _opened(group, names, read_dictionary=unknown.flat) as reader:
+    dictionaries = [*unknown.flat, *leaf_paths(group, unknown.sliced)]
+    with _opened(group, names, read_dictionary=dictionaries) as reader:
         tables = [reader.read_row_group(group.index, columns=at_once, use_threads=False)] if at_once else []
         tables += [in_slices(reader, group, name, unknown.measure) for name in unknown.sliced]
     columns: dict[str, pa.ChunkedArray] = {}

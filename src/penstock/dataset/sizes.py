@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.codecs.arrow_memory import cells_view, numbers, validity
-from penstock.dataset.column_chunks import VALIDITY_BYTES
+from penstock.dataset.column_chunks import OFFSET_BYTES, VALIDITY_BYTES
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from penstock.dataset.read import RowGroup
@@ -29,6 +31,7 @@ _WHOLE_BYTES = 16 << 20
 _SLICE_ROWS = 1024
 _MOST_SPELLED_OUT = 256 << 20
 """A nested column that takes more memory is not measured at once, but in slices."""
+_TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 _SAMPLE_ROWS = 256
 """Larger ones (images that a writer tried to put in a dictionary) are judged by footer and first rows."""
 
@@ -122,8 +125,9 @@ def _measure(group: RowGroup, name: str, num_rows: int) -> float:
             return _spelled_out_bytes(batch.column(0), kind) / float(batch.num_rows)
         told = told_bytes(group, name)
         if told is None or told > _MOST_SPELLED_OUT:
-            slices = _slices(stream, group, name, min(num_rows, _SLICE_ROWS))
-            size = sum(one.nbytes for one in itertools.islice(slices, -(-num_rows // _SLICE_ROWS)))
+            more = {"read_dictionary": leaf_paths(group, [name])}
+            slices = _slices(stream, group, name, min(num_rows, _SLICE_ROWS), **more)
+            size = sum(plain_bytes(one.column(0)) for one in itertools.islice(slices, -(-num_rows // _SLICE_ROWS)))
             if size > _MOST_SPELLED_OUT:
                 return float(size) / num_rows
         batch = _first(stream, group, name, num_rows)
@@ -146,6 +150,29 @@ def _spelled_out_bytes(column: pa.Array, kind: pa.DataType) -> float:
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     validity = (len(column) + 7) // 8 if column.null_count else 0
     return float(data + (8 if wide else 4) * len(column) + validity)
+
+
+def leaf_paths(group: RowGroup, names: Sequence[str]) -> list[str]:
+    """Return the paths of the text and binary inside columns, for pyarrow's `read_dictionary`."""
+    chunks = group.footer.chunks
+    leaves = [chunks.leaves[index] for name in names for index in chunks.below(name)]
+    return [leaf.path for leaf in leaves if leaf.width is None]
+
+
+def plain_bytes(array: pa.Array) -> float:
+    """Return about the bytes of an array without dictionaries of text and binary, at any depth."""
+    kind = array.type
+    if pa.types.is_dictionary(kind) and kind.value_type in _TEXTS:
+        return float(value_lengths(array).sum()) + OFFSET_BYTES * len(array)
+    if pa.types.is_struct(kind):
+        return float(sum(map(plain_bytes, array.flatten())))
+    if pa.types.is_map(kind):
+        first, last = (int(array.offsets[end].as_py()) for end in (0, -1))
+        parts = (part.slice(first, last - first) for part in (array.keys, array.items))
+        return sum(map(plain_bytes, parts)) + OFFSET_BYTES * len(array)
+    if pa.types.is_nested(kind):
+        return plain_bytes(array.flatten()) + OFFSET_BYTES * len(array)
+    return float(array.nbytes)
 
 
 def value_lengths(column: pa.DictionaryArray) -> NDArray[np.int64]:

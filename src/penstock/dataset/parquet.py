@@ -165,7 +165,7 @@ class ParquetSource:
     def _surely_fits(self, chunk: int, columns: Sequence[str], limit_bytes: int) -> bool:
         """Tell whether columns cannot take more memory than that, without a closer look at the footer."""
         varying = [self._fields[name].type for name in columns if name in self._varying]
-        if any(map(pa.types.is_nested, varying)):
+        if any(kind.num_fields for kind in varying):  # nested: a row holds any number of values
             return False
         # No value is longer than all that its row group stores.
         stored = int(self._stored_bytes[chunk])

@@ -21,7 +21,7 @@ from penstock.engine.finish import Lost, Place, ThreadFinisher, refold
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.room import Room, within
-from penstock.errors import BadFile, BudgetError, DecodeError, FileChanged, SchemaError, TransformError
+from penstock.errors import BadFile, BudgetError, CodecError, DecodeError, FileChanged, SchemaError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -395,6 +395,8 @@ class Builder:
             raise BudgetError(f"{error}; in {self._where(part)}", least=error.least) from None
         except TransformError as error:
             raise TransformError(f"{error}; in {self._where(part)}") from error.__cause__
+        except CodecError as error:
+            raise CodecError(f"{error}; in {self._where(part)}") from error.__cause__
         skipped = tuple(self._skipped(span, part.row(one.row), one) for one in lost if one.reason is not None)
         fold, kept = _kept(part, lost)
         if self.pad:

@@ -268,6 +268,19 @@ class ColumnChunks:
             return None
 
 
+def is_flat(raw: bytes, num_columns: int) -> bool:
+    """Tell whether the columns of a footer are all the elements of its schema, beside the root: no struct or list."""
+    position = number = 0
+    try:
+        while True:
+            number, kind, position = read_field(raw, position, number)
+            if number >= _SCHEMA:
+                return number == _SCHEMA and kind == LIST and read_list_header(raw, position)[0] == num_columns + 1
+            _, position = read_value(raw, position, kind)
+    except (ThriftError, IndexError):
+        return False
+
+
 def schema_end(raw: bytes) -> int:
     """Return where the schema of a footer ends, which begins with it; its whole length if that cannot be found."""
     position = number = 0

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.column_chunks import schema_end
+from penstock.dataset.column_chunks import is_flat, schema_end
 from penstock.dataset.discover import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, content_of, read_footer
 from penstock.errors import BadFile, CodecError, MetadataError, PenstockError
@@ -113,9 +113,10 @@ class _Scanner:
                 self.stored[stored] = schema, types, min(first, index)
 
     def compare(self, index: int, footer: Footer) -> None:
-        """Note the schema if it is a new one. Almost always its bytes are those of the first one.
+        """Note the schema if it is a new one. Almost always it is that of the first file.
 
-        Not by `ParquetSchema.equals`, which compares leaves only and takes the structs s.a and t.a for the same.
+        `ParquetSchema.equals` compares leaves only and takes the structs s.a and t.a for the same, so that schemas
+        with structs are compared by their bytes.
         """
         arrow = footer.arrow
         metadata = arrow.metadata or {}
@@ -125,10 +126,14 @@ class _Scanner:
         # The Arrow schema beside Parquet's tells types that Parquet does not have, such as durations and time zones.
         arrow_part = metadata.get(b"ARROW:schema")
         if self.base is not None and arrow_part == self.base_arrow_part:
-            if self.base_schema is None:
-                self.base_schema = self.base.tail[: schema_end(self.base.tail)]
-            if footer.tail.startswith(self.base_schema):
-                return
+            if all(is_flat(one.tail, one.arrow.num_columns) for one in (footer, self.base)):
+                if self.base.arrow.schema.equals(arrow.schema):
+                    return
+            else:
+                if self.base_schema is None:
+                    self.base_schema = self.base.tail[: schema_end(self.base.tail)]
+                if footer.tail.startswith(self.base_schema):
+                    return
         schema = arrow.schema.to_arrow_schema().remove_metadata()
         if self.base is None:
             self.base, self.base_arrow_part = footer, arrow_part

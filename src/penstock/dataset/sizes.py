@@ -115,15 +115,17 @@ def _check_store(group: RowGroup, leaves: list[int]) -> None:
 def _measure(group: RowGroup, name: str, num_rows: int) -> float:
     """Return the bytes of a row of the column as it is read, by its first rows.
 
-    Text and binary are not spelled out for it: a dictionary of one long word may stand for gigabytes. The figure is
-    the one that the spelled-out column has, to the byte, because lanes and block of an order are computed from it.
+    Text and binary that may be large are not spelled out for it: a dictionary of one long word may stand for gigabytes.
+    The figure is the one that the spelled-out column has, to the byte, because lanes and block of an order are computed
+    from it.
     """
-    kind = _flat_type(group, name)
+    told = told_bytes(group, name)
+    is_small = told is not None and told * num_rows / group.num_rows <= _WHOLE_BYTES
+    kind = None if is_small else _flat_type(group, name)
     with _open(group, name, num_rows) as stream:
         if kind is not None:
             batch = _first(stream, group, name, num_rows, read_dictionary=[name])
             return _spelled_out_bytes(batch.column(0), kind) / float(batch.num_rows)
-        told = told_bytes(group, name)
         if told is None or told > _MOST_SPELLED_OUT:
             more = {"read_dictionary": leaf_paths(group, [name])}
             slices = _slices(stream, group, name, min(num_rows, _SLICE_ROWS), **more)

@@ -156,7 +156,7 @@ def test_row_groups_that_stand_out_are_within_the_budget_or_refused(skewed, shuf
 @pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 96}, {"batch_size": 4, "pool": "process"}])
 def test_too_large_for_the_budget_is_an_error_that_names_the_least(large_rows, options):
     ds = penstock.open(large_rows)
-    with pytest.raises(BudgetError, match=r"need at least [\d,]+; raise memory_bytes, or lower") as caught:
+    with pytest.raises(BudgetError, match=r"need at least [\d,]+ .*row group 0.*; raise memory_bytes, or") as caught:
         ds.loader(memory_bytes=MB, **options)
     with pytest.raises(BudgetError):
         ds.loader(memory_bytes=caught.value.least - 1, **options)

@@ -127,5 +127,5 @@ def test_rows_that_do_not_fit_are_refused(spark):
 
 
 def test_a_field_without_codec_that_spark_has_no_type_for_is_told(spark):
-    with pytest.raises(ValueError, match=r"'a' of shape \(2,\) needs a codec"):
+    with pytest.raises(ValueError, match=r"'a' has codec set to None, and shape \(2,\)"):
         Unischema("S", [UnischemaField("a", np.uint8, (2,))]).as_spark_schema()

@@ -65,10 +65,10 @@ def test_it_is_the_same_through_footers_and_through_a_summary(tmp_path, compress
     write_files(tmp_path / "a", compression=compression, write_statistics=statistics)
     footers = open_parquet(tmp_path / "a")
     summary = open_parquet(write_summary(tmp_path / "a"))
-    assert len(footers._seen) == 3
-    assert len(summary._seen) == 1  # the others' footers were not read
+    assert len(footers.seen) == 3
+    assert len(summary.seen) == 1  # the others' footers were not read
     assert summary.content() == footers.content()
-    assert len(summary._seen) == 1
+    assert len(summary.seen) == 1
 
 
 def test_a_copy_has_the_same_and_a_file_written_again_another(tmp_path):

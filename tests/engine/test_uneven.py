@@ -86,7 +86,7 @@ def test_a_state_of_one_rank_is_refused_by_others(other):
     with dataset(SEVEN) as ds:
         _, states = walk(ds, 5, **options)
         with ds.loader(**{**options, **other}) as loader:
-            with pytest.raises(StateMismatch, match=r"rank 1 of 2 alone.*load on each rank its own"):
+            with pytest.raises(StateMismatch, match=r"rank 1 of 2 only.*load on each rank its own"):
                 loader.load_state_dict(states[5])
             assert loader.state_dict()["epoch"] == 0
             loader.load_state_dict(states[3])

@@ -257,17 +257,19 @@ def test_a_prepared_data_loader_does_not_lose_a_loaded_state(folder):
     assert [batch["id"].tolist() for batch in prepared] == want
 
 
+def with_workers(code: str) -> str:
+    """Return a recipe that takes its batches from worker processes."""
+    code = changed(code, "import loader", "import Batches\nfrom torch.utils.data import DataLoader")
+    options = '"train", batch_size=64, shuffle=True, seed=7, remainder="pad"'
+    return changed(code, f"loader({options})", f"DataLoader(Batches({options}), batch_size=None, num_workers=2)")
+
+
 @pytest.mark.parametrize("form", ["loader", "workers"])
 def test_the_trainer_of_transformers_gives_every_row_to_one_rank(folder, form):
     pytest.importorskip("transformers")
     code = recipe("Trainer of Transformers")
     if form == "workers":
-        code = changed(
-            changed(code, "import loader", "import Batches\nfrom torch.utils.data import DataLoader"),
-            'loader("train", batch_size=64, shuffle=True, seed=7, remainder="pad")',
-            'DataLoader(Batches("train", batch_size=64, shuffle=True, seed=7, remainder="pad"), batch_size=None, '
-            "num_workers=2)",
-        )
+        code = with_workers(code)
     for code_ended, said in run_ranks(folder, NOTES + MODEL + code):
         assert code_ended == 0, said
     assert_every_row_once(folder, passes=2)
@@ -294,12 +296,7 @@ def test_lightning_gives_every_row_to_one_rank(folder, form):
     pytest.importorskip("lightning.pytorch")
     code = recipe("Lightning")
     if form == "workers":
-        code = changed(
-            changed(code, "import loader", "import Batches\nfrom torch.utils.data import DataLoader"),
-            'loader("train", batch_size=64, shuffle=True, seed=7, remainder="pad")',
-            'DataLoader(Batches("train", batch_size=64, shuffle=True, seed=7, remainder="pad"), batch_size=None, '
-            "num_workers=2)",
-        )
+        code = with_workers(code)
     [(code_ended, said)] = outputs([start(folder, NOTES + MODULE + code)])
     assert code_ended == 0, said
     assert_every_row_once(folder)

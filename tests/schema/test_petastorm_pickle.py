@@ -365,7 +365,7 @@ def test_plain_values_are_read_as_python_reads_them(value, protocol):
 
     value = [value, b"\xff", b"", {1, "a"}, frozenset([2])] if protocol >= 4 else value  # earlier ones write calls
     data = pickle.dumps(value, protocol)
-    limits = safe_pickle.Limits(1 << 20, 100_000)
+    limits = safe_pickle.PickleLimits(1 << 20, 100_000)
     assert safe_pickle.SafeReader(data, limits, resolve=refuse, call=refuse, new=refuse).load() == value
 
 

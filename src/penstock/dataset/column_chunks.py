@@ -129,7 +129,7 @@ class ColumnChunks:
         self.unencoded_bytes: Integers = figures[:, :, 6]
         """Bytes of all values of a column of binary or text, without lengths; from newer writers only."""
         self.spelled_out: NDArray[np.bool_] = figures[:, :, 7] == 1
-        """Whether every value is stored with all its bytes, so that `uncompressed_bytes` tells their size."""
+        """Whether every value is stored with all its bytes, so that `uncompressed_bytes` is their size."""
         self._one_level_short: Integers = figures[:, :, 8]
         """Values with all definition levels but the last: null, while everything around them is there."""
         self.flat = {leaf.path: index for index, leaf in enumerate(self.leaves) if not leaf.repeated}
@@ -190,10 +190,10 @@ class ColumnChunks:
 
     @cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
-        """Bytes that each column chunk takes in memory, as Arrow; NaN where the footer does not tell.
+        """Bytes that each column chunk takes in memory, as Arrow; NaN where they are not known.
 
-        It tells where values have a fixed width or are stored with all their bytes, and where the writer has noted the
-        bytes that they stand for.
+        Known for values of fixed width, for those stored with all their bytes, and where the writer has noted their
+        size before encoding.
         """
         values = self.num_values.astype(np.float64)
         widths = np.array([np.nan if leaf.width is None else leaf.width for leaf in self.leaves], np.float64)
@@ -266,31 +266,6 @@ class ColumnChunks:
             ArithmeticError,
         ):
             return None
-
-
-def is_flat(raw: bytes, num_columns: int) -> bool:
-    """Tell whether the columns of a footer are all the elements of its schema, beside the root: no struct or list."""
-    position = number = 0
-    try:
-        while True:
-            number, kind, position = read_field(raw, position, number)
-            if number >= _SCHEMA:
-                return number == _SCHEMA and kind == LIST and read_list_header(raw, position)[0] == num_columns + 1
-            _, position = read_value(raw, position, kind)
-    except (ThriftError, IndexError):
-        return False
-
-
-def schema_end(raw: bytes) -> int:
-    """Return where the schema of a footer ends, which begins with it; its whole length if that cannot be found."""
-    position = number = 0
-    try:
-        while number < _SCHEMA:
-            number, kind, position = read_field(raw, position, number)
-            _, position = read_value(raw, position, kind)
-    except (ThriftError, IndexError):
-        return len(raw)
-    return position
 
 
 def _leaves(elements: Any) -> list[Leaf]:

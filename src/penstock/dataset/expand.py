@@ -1,10 +1,10 @@
-"""Read columns whose size in memory the footer does not tell, without taking more memory than a limit allows.
+"""Read columns of unknown size without exceeding a memory limit.
 
-`read` comes here with a row group and a limit. Dictionary pages may stand for thousands of times their bytes: a file of
-58 KB was seen to hold 2.9 GiB of text. Where the footer tells how much that is, nothing is read; else a column of text
-or binary comes as a dictionary, is measured, and is spelled out only if it fits; a nested one, or one of an extension
-type, comes in slices that are added up on the way. Either way what is too large is a `BudgetError` before it is in
-memory.
+`read` calls this with a row group and a limit. Dictionary pages may expand to thousands of times their bytes: a file of
+58 KB was seen to hold 2.9 GiB of text. Where the footer states the expanded size, it is compared before anything is
+read. Otherwise a column of text or binary is read as a dictionary, measured, and expanded only if it fits; a nested
+column, or one of an extension type, is read and measured in slices. What is too large raises `BudgetError` before it is
+in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.sizes import plain_bytes, told_bytes, value_lengths
+from penstock.dataset.sizes import known_bytes, plain_bytes, value_lengths
 from penstock.errors import BudgetError
 from penstock.schema.arrow import flatten_structs
 
@@ -30,7 +30,7 @@ _MOST_OF_AN_ARRAY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class MemoryLimit:
     """How much memory the columns of one row group may take."""
 
     num_bytes: int
@@ -42,7 +42,7 @@ class Limit:
 class Measure:
     """Adds up the bytes of a row group's columns as they become known."""
 
-    def __init__(self, group: RowGroup, limit: Limit) -> None:
+    def __init__(self, group: RowGroup, limit: MemoryLimit) -> None:
         self._group = group
         self._limit = limit.num_bytes
         self._bytes = 0.0
@@ -71,7 +71,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The columns of a row group whose size the footer does not tell, and that may be too large."""
+    """The columns of a row group whose size is not in the footer and may exceed the limit."""
 
     flat: list[str]
     """Text and binary: read as dictionaries."""
@@ -81,7 +81,7 @@ class Unknown:
 
 
 def unknown_sizes(group: RowGroup, names: Sequence[str]) -> Unknown | None:
-    """Count the columns whose size the footer tells, and return the others; None if all fit in any case.
+    """Count the columns whose size is in the footer, and return the others; None if all fit in any case.
 
     Raises:
         BudgetError: the columns take more than the limit.
@@ -94,9 +94,9 @@ def unknown_sizes(group: RowGroup, names: Sequence[str]) -> Unknown | None:
     chunks, measure = group.footer.chunks, Measure(group, limit)
     unknown: list[tuple[str, float]] = []
     for name in varying:
-        told = told_bytes(group, name)
-        if told is not None:
-            measure.add(told, name)
+        known = known_bytes(group, name)
+        if known is not None:
+            measure.add(known, name)
             continue
         leaves = chunks.below(name)
         stored = np.maximum(0, chunks.uncompressed_bytes[group.index, leaves]).astype(np.float64)
@@ -110,11 +110,11 @@ def unknown_sizes(group: RowGroup, names: Sequence[str]) -> Unknown | None:
     return Unknown(flat, [name for name in large if name not in flat], measure)
 
 
-def spelled_out(column: pa.ChunkedArray, name: str, measure: Measure) -> pa.ChunkedArray:
+def expanded(column: pa.ChunkedArray, name: str, measure: Measure) -> pa.ChunkedArray:
     """Return a dictionary column as plain values.
 
     Raises:
-        BudgetError: they take more than the limit; nothing was spelled out.
+        BudgetError: they take more than the limit; nothing was expanded.
     """
     lengths = [value_lengths(part) for part in column.chunks]
     for one in lengths:
@@ -136,7 +136,7 @@ def in_slices(reader: Any, group: RowGroup, name: str, measure: Measure) -> pa.T
     """Read a column some rows at a time; `reader` gives text and binary inside it as dictionaries (`leaf_paths`).
 
     Raises:
-        BudgetError: it takes more than the limit; nothing was spelled out beyond that.
+        BudgetError: it takes more than the limit; nothing was expanded beyond it.
     """
     stored = flatten_structs(group.footer.arrow.schema.to_arrow_schema().empty_table())
     kind = stored.schema.field(name).type

@@ -82,7 +82,7 @@ class Footer:
         """Parse a footer; `tail` ends with its bytes, their length and the magic. `identity`: see `identity_of`.
 
         Raises:
-            READ_ERRORS: the bytes are no footer.
+            READ_ERRORS: the bytes are not a footer.
         """
         # Every element takes a byte or more. pyarrow allocates what a length announces before it reads the elements.
         most = max(1, len(tail))
@@ -151,7 +151,7 @@ class FooterCache:
 
     def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
         self.contents: dict[int, bytes] = {}
-        """`Footer.content` of files whose footers were not read because `_metadata` tells it."""
+        """`Footer.content` of files whose footers were not read because `_metadata` has it."""
         self.packed: dict[int, bytes] = {}
         """The bytes of footers that were dropped, compressed: a fortieth of what they took, and not to be fetched again
         for their content, which only saving a state asks for."""

@@ -80,7 +80,8 @@ def has_statistics(field: pa.Field, expression: Expression) -> bool:
 
     Writers leave NaN out of minimum and maximum. So for floats they serve only where no NaN can pass, that is in
     expressions of plain comparisons: NaN is neither less, equal nor greater, but `!=` and negations let it through, and
-    `is_in` where NaN is among its values. Arrow tells them only as text, in which it leaves out the middle of many.
+    `is_in` where NaN is among its values. Arrow exposes an expression only as text, which omits the middle of long
+    lists.
     """
     kind = field.type
     if pa.types.is_floating(kind):

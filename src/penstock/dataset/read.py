@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dataset.expand import in_slices, spelled_out, unknown_sizes
+from penstock.dataset.expand import expanded, in_slices, unknown_sizes
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS, read_footer
 from penstock.dataset.sizes import leaf_paths
 from penstock.errors import BadFile, FileChanged
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.dataset.cached import CachedFiles
     from penstock.dataset.discover import DataFile
-    from penstock.dataset.expand import Limit, Unknown
+    from penstock.dataset.expand import MemoryLimit, Unknown
     from penstock.dataset.footers import Footer, Seen
 
 CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15
@@ -63,7 +63,7 @@ class RowGroup:
     """Whether a file that was written again meanwhile is noticed."""
     verify: bool = False
     """Whether pages that have checksums are compared with them."""
-    limit: Limit | None = None
+    limit: MemoryLimit | None = None
     """How much memory its columns may take; None: as much as they do."""
 
     def open(self) -> Any:
@@ -172,7 +172,7 @@ def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa
     for table in map(flatten_structs, tables):
         columns |= dict(zip(table.column_names, table.columns, strict=True))
     for name in unknown.flat:
-        columns[name] = spelled_out(columns[name], name, unknown.measure)
+        columns[name] = expanded(columns[name], name, unknown.measure)
     return pa.table({name: columns[name] for name in names})
 
 

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.column_chunks import is_flat, schema_end
 from penstock.dataset.discover import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, content_of, read_footer
 from penstock.errors import BadFile, CodecError, MetadataError, PenstockError
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 SUMMARY = "_metadata"
 _SAMPLES = 4
 _MOST_ROWS = 1 << 40
-"""Of one row group. Damaged footers tell more, and then the sum of all rows may not fit into 64 bits."""
+"""Of one row group. Damaged footers claim more, and then the sum of all rows may not fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Scan:
     sizes: list[int]
     """Bytes of each."""
     seen: dict[int, Seen]
-    """What each was when its footer was read; nothing of files that `_metadata` told about."""
+    """What each was when its footer was read; no entry for files whose footers `_metadata` spared."""
     rows: list[Sequence[int]]
     """Rows of each row group of each file."""
     stored_bytes: list[Sequence[int]]
@@ -50,7 +49,7 @@ class Scan:
     metadata: Mapping[bytes, bytes]
     """Key-value metadata of the first file."""
     stored: list[tuple[Unischema, str]]
-    """The schemas that our writers stored in footers, each with the first file that has it; none if not asked for."""
+    """The schemas that our writers stored in footers, each with the first file that has it; [] if not requested."""
     partition_types: list[tuple[Mapping[str, pa.DataType], str]]
     """The Arrow types of partition columns that go with `stored`."""
     skipped: list[tuple[str, str]]
@@ -71,7 +70,7 @@ class _Scanner:
         self.cache = FooterCache()
         self.base: Footer | None = None
         self.base_arrow_part: bytes | None = None
-        self.base_schema: bytes | None = None
+        self.base_paths: list[str] = []
         self.schemas: list[tuple[pa.Schema, int]] = []
         self.stored: dict[bytes, tuple[Unischema, Mapping[str, pa.DataType], int]] = {}
         self._lock = threading.Lock()
@@ -115,34 +114,35 @@ class _Scanner:
     def compare(self, index: int, footer: Footer) -> None:
         """Note the schema if it is a new one. Almost always it is that of the first file.
 
-        `ParquetSchema.equals` compares leaves only and takes the structs s.a and t.a for the same, so that schemas
-        with structs are compared by their bytes.
+        Paths are compared as well, since `ParquetSchema.equals` takes the structs s.a and t.a for the same.
         """
         arrow = footer.arrow
         metadata = arrow.metadata or {}
         stored = metadata.get(SCHEMA_KEY)
         if stored is not None and self.stored_schemas:
             self.note_stored(index, stored)
-        # The Arrow schema beside Parquet's tells types that Parquet does not have, such as durations and time zones.
+        # The Arrow schema beside Parquet's has types that Parquet lacks, such as durations and time zones.
         arrow_part = metadata.get(b"ARROW:schema")
-        if self.base is not None and arrow_part == self.base_arrow_part:
-            if all(is_flat(one.tail, one.arrow.num_columns) for one in (footer, self.base)):
-                if self.base.arrow.schema.equals(arrow.schema):
-                    return
-            else:
-                if self.base_schema is None:
-                    self.base_schema = self.base.tail[: schema_end(self.base.tail)]
-                if footer.tail.startswith(self.base_schema):
-                    return
+        if (
+            self.base is not None
+            and arrow_part == self.base_arrow_part
+            and self.base.arrow.schema.equals(arrow.schema)
+            and _paths(arrow.schema) == self.base_paths
+        ):
+            return
         schema = arrow.schema.to_arrow_schema().remove_metadata()
         if self.base is None:
-            self.base, self.base_arrow_part = footer, arrow_part
+            self.base, self.base_arrow_part, self.base_paths = footer, arrow_part, _paths(arrow.schema)
         with self._lock:
             for position, (known, first) in enumerate(self.schemas):
                 if schema.equals(known):
                     self.schemas[position] = known, min(first, index)
                     return
             self.schemas.append((schema, index))
+
+
+def _paths(schema: Any) -> list[str]:
+    return [schema.column(index).path for index in range(len(schema))]
 
 
 def rows_of(footer: Footer) -> Sequence[int]:

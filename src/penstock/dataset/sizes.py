@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _WHOLE_BYTES = 16 << 20
 """Columns up to this size are measured whole."""
 _SLICE_ROWS = 1024
-_MOST_SPELLED_OUT = 256 << 20
-"""A nested column that takes more memory is not measured at once, but in slices."""
+_MOST_AT_ONCE = 256 << 20
+"""A nested column that takes more memory is measured in slices."""
 _TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 _SAMPLE_ROWS = 256
 """Larger ones (images that a writer tried to put in a dictionary) are judged by footer and first rows."""
@@ -58,15 +58,15 @@ def _width(arrow_type: pa.DataType) -> float | None:
         return None
 
 
-def told_bytes(group: RowGroup, name: str) -> float | None:
-    """Return the bytes that a column of varying width takes in memory, by the footer; None if it does not tell.
+def known_bytes(group: RowGroup, name: str) -> float | None:
+    """Return the bytes that a column of varying width takes in memory, if the footer states them, else None.
 
     Raises:
         BadFile: the footer is damaged.
     """
     chunks = group.footer.chunks
-    told = float(chunks.memory_bytes[group.index, chunks.below(name)].sum())
-    return None if math.isnan(told) else told
+    known = float(chunks.memory_bytes[group.index, chunks.below(name)].sum())
+    return None if math.isnan(known) else known
 
 
 def variable_bytes(group: RowGroup, name: str) -> float:
@@ -115,22 +115,21 @@ def _check_store(group: RowGroup, leaves: list[int]) -> None:
 def _measure(group: RowGroup, name: str, num_rows: int) -> float:
     """Return the bytes of a row of the column as it is read, by its first rows.
 
-    Text and binary that may be large are not spelled out for it: a dictionary of one long word may stand for gigabytes.
-    The figure is the one that the spelled-out column has, to the byte, because lanes and block of an order are computed
-    from it.
+    Text and binary that may be large are read as dictionaries: one long word may expand to gigabytes. The result equals
+    `nbytes` of the expanded column to the byte, because lanes and block of an order are computed from it.
     """
-    told = told_bytes(group, name)
-    is_small = told is not None and told * num_rows / group.num_rows <= _WHOLE_BYTES
+    known = known_bytes(group, name)
+    is_small = known is not None and known * num_rows / group.num_rows <= _WHOLE_BYTES
     kind = None if is_small else _flat_type(group, name)
     with _open(group, name, num_rows) as stream:
         if kind is not None:
             batch = _first(stream, group, name, num_rows, read_dictionary=[name])
-            return _spelled_out_bytes(batch.column(0), kind) / float(batch.num_rows)
-        if told is None or told > _MOST_SPELLED_OUT:
+            return _expanded_bytes(batch.column(0), kind) / float(batch.num_rows)
+        if known is None or known > _MOST_AT_ONCE:
             more = {"read_dictionary": leaf_paths(group, [name])}
             slices = _slices(stream, group, name, min(num_rows, _SLICE_ROWS), **more)
             size = sum(plain_bytes(one.column(0)) for one in itertools.islice(slices, -(-num_rows // _SLICE_ROWS)))
-            if size > _MOST_SPELLED_OUT:
+            if size > _MOST_AT_ONCE:
                 return float(size) / num_rows
         batch = _first(stream, group, name, num_rows)
         return float(batch.nbytes) / float(batch.num_rows)
@@ -144,8 +143,8 @@ def _flat_type(group: RowGroup, name: str) -> pa.DataType | None:
     return kind if is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else None
 
 
-def _spelled_out_bytes(column: pa.Array, kind: pa.DataType) -> float:
-    """Return what `nbytes` would say of a dictionary column as plain values."""
+def _expanded_bytes(column: pa.Array, kind: pa.DataType) -> float:
+    """Return `nbytes` of a dictionary column as it would be expanded."""
     if not pa.types.is_dictionary(column.type):
         return float(column.nbytes)
     data = int(value_lengths(column).sum())
@@ -162,7 +161,7 @@ def leaf_paths(group: RowGroup, names: Sequence[str]) -> list[str]:
 
 
 def plain_bytes(array: pa.Array) -> float:
-    """Return about the bytes of an array without dictionaries of text and binary, at any depth."""
+    """Return the approximate bytes of an array once dictionaries of text and binary inside it are expanded."""
     kind = array.type
     if pa.types.is_dictionary(kind) and kind.value_type in _TEXTS:
         return float(value_lengths(array).sum()) + OFFSET_BYTES * len(array)

@@ -96,7 +96,7 @@ class StoredRows:
 
     def _of_file(self, file: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
         footer, size = self.source.footer(file), int(self.source.file_sizes[file])
-        group = RowGroup(self._files[file], size, footer, self.source._seen[file], 0, 0)
+        group = RowGroup(self._files[file], size, footer, self.source.seen[file], 0, 0)
         constants = {name: self.source.partition_scalar(name, file) for name in self.partitions}
         try:
             with group.open() as stream:

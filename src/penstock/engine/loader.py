@@ -120,7 +120,7 @@ class Loader:
             make.fold,
         )
         self._payload = self._make_payload() if options.pool == "process" else None
-        self._watch = Watch() if options.pool != "process" and self._finisher.calls_user else None
+        self.watch: Watch | None = Watch() if options.pool != "process" and self._finisher.calls_user else None
         self._stats = Stats()
         self._hands_over_ahead = False
         """Whether threads of the hand-over take batches ahead of the consumer."""
@@ -215,12 +215,15 @@ class Loader:
         The same on every rank at the same step; under remainder="uneven", where ranks have unequal numbers of batches,
         only in the first epoch of a pass: in later ones it names its rank, which alone can go on from it. Behind the
         last batch of a pass it is the start of the next one; see `pass_number`. Costs microseconds; the first time
-        about 15 for each column of each row group, to digest what the footers say about them.
+        3 to 15 for each column chunk, to digest what the footers say about them.
         """
-        return self._state_at(self._now())
+        return self._state_of(self._now())
 
-    def _state_at(self, cursor: Cursor) -> dict[str, Any]:
-        """Return the state of this loader at another place of its order."""
+    def state_after(self, plan: EpochPlan, steps: int) -> dict[str, Any]:
+        """Return the state behind the first `steps` batches of an epoch, for loaders in front that count batches."""
+        return self._state_of(self._after(plan, steps))
+
+    def _state_of(self, cursor: Cursor) -> dict[str, Any]:
         facts = self._facts
         content = facts.source.content()
         return State(self._order, cursor, facts.dataset, facts.rows, self._predicate(), content).to_json()
@@ -508,7 +511,7 @@ class Loader:
 
     def _make_finishers(self, workers: int, halted: threading.Event) -> list[Any]:
         if self._options.pool != "process":
-            return [ThreadFinisher(self._finisher, halted, self._watch)] * max(1, workers)
+            return [ThreadFinisher(self._finisher, halted, self.watch)] * max(1, workers)
         from penstock.engine.process import ProcessFinisher, start_method
 
         return [ProcessFinisher(cast("Payload", self._payload), start_method()) for _ in range(workers)]
@@ -516,7 +519,7 @@ class Loader:
     def _strided(self, first: int, step: int, skip: int = 0) -> Loader:
         """Deliver only every `step`-th batch of the pass from number `first` on, without the first `skip` of these.
 
-        For workers that share a pass: together they deliver it, in turn. The loader's own state is that of nobody.
+        For workers that share a pass. `state_dict()` of a strided loader describes no single worker: do not save it.
         """
         self._stride, self._skip = (first, step), skip
         return self
@@ -525,9 +528,9 @@ class Loader:
 
     def _advise_on_chance(self) -> None:
         """Warn, once, of a transform that draws from global random states."""
-        watch = self._watch
+        watch = self.watch
         if watch is not None and watch.moved:
-            self._watch = None
+            self.watch = None
             warnings.warn(advice(watch.moved), PenstockWarning, stacklevel=users_level())
 
     def _is_active(self, one: Pass) -> bool:

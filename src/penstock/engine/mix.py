@@ -119,7 +119,7 @@ class Mix:
         """Return the state of a loader after its last batch that the consumer has, worked out when somebody asks."""
         loader, mark = self._loaders[index], self._marks[index]
         if mark is not None:
-            self._states[index] = loader._state_at(loader._after(*mark))
+            self._states[index] = loader.state_after(*mark)
             self._marks[index] = None
         return self._states[index]
 

@@ -69,7 +69,7 @@ class Pass:
         if not loader._is_active(self):  # after `_begin`: close() may come in between
             self._refuse()
         began = now()
-        watch = None if self.ahead else loader._watch
+        watch = None if self.ahead else loader.watch
         if watch is None:
             built = run.next()
         else:

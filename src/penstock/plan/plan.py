@@ -136,7 +136,7 @@ def make_plan(  # noqa: PLR0913 -- all that a run is made of
 ) -> Plan:
     """Return what `share.rank` will do from `cursor` to the end of the epoch; about 2 us a chunk, reads nothing.
 
-    `least_memory` tells the bytes needed for the plan of an epoch; how memory is spent is the engine's business.
+    `least_memory` returns the bytes needed for the plan of an epoch; how memory is spent is the engine's business.
     """
     array = as_counts(counts)
     plan = plan_epoch(array, order=order, cursor=cursor, share=share)

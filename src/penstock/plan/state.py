@@ -102,7 +102,7 @@ def check_predicate(state: State, predicate: str | None) -> None:
             "predicate",
             state.predicate,
             predicate,
-            "where(..., exact=False) has another predicate; open with that of the interrupted run",
+            "where(..., exact=False) has another predicate; use the one of the interrupted run",
         )
 
 
@@ -112,7 +112,7 @@ def check_owner(state: State, share: Share) -> None:
     if owner is None or (owner == (share.rank, share.world) and share.remainder == "uneven"):
         return
     raise StateMismatch(
-        f"cannot resume: the state is that of rank {owner[0]} of {owner[1]} alone, this loader is rank {share.rank} of "
+        f"cannot resume: the state belongs to rank {owner[0]} of {owner[1]} only, this loader is rank {share.rank} of "
         f"{share.world} with remainder={share.remainder!r}; under remainder='uneven' ranks may have unequal numbers of "
         "batches, and from the second epoch of a pass on each is at a place of its own: load on each rank its own "
         "state, save at the end of a pass, or use epochs=1"

@@ -25,7 +25,7 @@ from penstock.codecs import (
 from penstock.codecs.registry import codec_from_state
 from penstock.codecs.sparktypes import SparkType
 from penstock.errors import CodecError, MetadataError, SchemaError
-from penstock.schema.safe_pickle import Limits, Made, Name, SafeReader, checked_key
+from penstock.schema.safe_pickle import Made, Name, PickleLimits, SafeReader, checked_key
 from penstock.schema.unischema import Unischema, UnischemaField
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ _NEW = {_UNISCHEMA, _FIELD} | _CODECS | _INDEXERS | _SPARK
 _ALIASES = {"__builtin__": "builtins", "copy_reg": "copyreg", "numpy.core.multiarray": "numpy._core.multiarray"}
 _OLD_PACKAGES = ("av.experimental.deepdrive.dataset_toolkit", "av.ml.dataset_toolkit", "dataset_toolkit")
 _CLOSED_PACKAGES = sys.stdlib_module_names | {"builtins", "__builtin__", "copy_reg", "numpy", "pyspark"}
-_SCHEMA_LIMITS = Limits(16 << 20, 1_000_000)
+_SCHEMA_LIMITS = PickleLimits(16 << 20, 1_000_000)
 """A field takes 300 bytes and 50 steps."""
-_INDEX_LIMITS = Limits(64 << 20, 8_000_000)
+_INDEX_LIMITS = PickleLimits(64 << 20, 8_000_000)
 """A value takes 30 bytes and 15 steps."""
 _MAX_STATE_VALUES = 100_000
 _MAX_ORDINALS = 10_000_000
@@ -129,7 +129,7 @@ def load_index(data: bytes) -> dict[str, RowGroupIndex]:
     return {str(name): _index(indexer) for name, indexer in made.items()}
 
 
-def _load(data: bytes, limits: Limits) -> Any:
+def _load(data: bytes, limits: PickleLimits) -> Any:
     return SafeReader(data, limits, resolve=_resolve, call=_call, new=_new).load()
 
 

@@ -57,7 +57,7 @@ _MARK = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PickleLimits:
     """How much a pickle may ask for: a few bytes may build any number of objects."""
 
     num_bytes: int
@@ -69,7 +69,7 @@ class Limits:
 class SafeReader:
     """Reads one pickle; see the module. One use."""
 
-    def __init__(self, data: bytes, limits: Limits, *, resolve: Resolve, call: Call, new: Call) -> None:
+    def __init__(self, data: bytes, limits: PickleLimits, *, resolve: Resolve, call: Call, new: Call) -> None:
         if len(data) > limits.num_bytes:
             raise MetadataError(f"a pickle of {len(data)} bytes is longer than the {limits.num_bytes} that are read")
         self._limits = limits

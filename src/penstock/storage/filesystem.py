@@ -195,7 +195,7 @@ def is_utf8(name: str) -> bool:
     return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-class Entry(NamedTuple):
+class LocalEntry(NamedTuple):
     """A local file or folder, as much of pyarrow's FileInfo as is used, which cannot hold names that are not UTF-8."""
 
     path: str
@@ -209,17 +209,17 @@ class Entry(NamedTuple):
 
 
 def look(fs: FileSystem, paths: list[str]) -> list[Any]:
-    """Return what is at each path: a FileInfo or Entry. A local link to nothing, or to itself, is a file of size 0."""
+    """Return a FileInfo or LocalEntry for each path. A local link to nothing, or to itself, is a file of size 0."""
     return [_entry(path) for path in paths] if isinstance(fs, LocalFileSystem) else list(fs.get_file_info(paths))
 
 
-def _entry(path: str) -> Entry:
+def _entry(path: str) -> LocalEntry:
     try:
         found = os.stat(path)
     except OSError:
-        return Entry(path, FileType.File if os.path.islink(path) else FileType.NotFound, 0)
+        return LocalEntry(path, FileType.File if os.path.islink(path) else FileType.NotFound, 0)
     is_folder = stat.S_ISDIR(found.st_mode)
-    return Entry(path, FileType.Directory if is_folder else FileType.File, None if is_folder else found.st_size)
+    return LocalEntry(path, FileType.Directory if is_folder else FileType.File, None if is_folder else found.st_size)
 
 
 def list_folder(fs: FileSystem, path: str) -> list[Any]:
@@ -258,8 +258,8 @@ def list_files(fs: FileSystem, path: str, *, underscores: bool = False) -> list[
 def walk(fs: FileSystem, path: str, *, underscores: bool = False) -> list[tuple[str, int | None]]:
     """Return (relative path, size) of every file below the folder `path` in UTF-8 byte order.
 
-    Hidden files are told too. Hidden folders (see `is_hidden`) are entered on stores, where one listing gives all;
-    local ones are told by their name with a slash at the end. A link to nothing or to itself is told with size 0, so
+    Hidden files are included. Hidden folders (see `is_hidden`) are entered on stores, where one listing gives all;
+    local ones come as their name with a slash at the end. A link to nothing or to itself has size 0, so
     that it is met as a bad file and does not vanish.
 
     Raises:

@@ -35,10 +35,10 @@ def open_identified(fs: Any, path: str) -> tuple[Any, str]:
 
 
 def identity_of(fs: Any, path: str, stream: Any) -> str:
-    """Return what tells a file from another one written in its place: more than `version_of` can, for this run only.
+    """Return what distinguishes a file from one written in its place: more than `version_of` can, for this run only.
 
     On local disks that is the time of writing and the inode, elsewhere the entity tag or the time. Stores that pyarrow
-    itself talks to have said it when the file was opened, as `stream`. "" where the store tells nothing.
+    itself talks to have said it when the file was opened, as `stream`. "" if the store has nothing of the kind.
 
     Raises:
         FileNotFoundError: there is no such file any more.
@@ -53,7 +53,7 @@ def identity_of(fs: Any, path: str, stream: Any) -> str:
 
 
 def version_of(fs: Any, path: str) -> tuple[int | None, str]:
-    """Return the size of a file and its version: entity tag, time of writing, or "" where the store tells neither.
+    """Return the size of a file and its version: entity tag, time of writing, or "" if the store has neither.
 
     Raises:
         FileNotFoundError: there is no such file.

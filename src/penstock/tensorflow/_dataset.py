@@ -223,7 +223,7 @@ class Delivery(Front):
         with self._lock:
             if self._place is None:
                 return self._state
-            return self._loader._state_at(self._loader._after(*self._place))
+            return self._loader.state_after(*self._place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""

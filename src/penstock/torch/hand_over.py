@@ -348,7 +348,7 @@ class _Fed:
         began = now()
         if self.ended:
             self._refuse()
-        watch = self._loader.native._watch
+        watch = self._loader.native.watch
         try:
             if watch is not None:
                 watch.user_waits()

@@ -39,8 +39,8 @@ def test_a_summary_of_sparks_tells_the_content_of_the_files(spark, tmp_path, tim
         hadoop.unset("parquet.summary.metadata.level")
         spark.conf.unset("spark.sql.parquet.outputTimestampType")
     summary = open_parquet(tmp_path / "set")
-    assert len(summary._seen) == 1  # the other files' footers were not read
+    assert len(summary.seen) == 1  # the other files' footers were not read
     (tmp_path / "set" / "_metadata").unlink()
     footers = open_parquet(tmp_path / "set")
-    assert len(footers._seen) == len(footers.files) >= 3
+    assert len(footers.seen) == len(footers.files) >= 3
     assert summary.content() == footers.content()

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from penstock.codecs import arrow_memory
 from penstock.codecs.arrow import Fixed, Objects, cells_view, column_kind, fixed_view, mask, objects, takeable
 from penstock.codecs.arrow_kinds import FORMS, form_of
-from penstock.codecs.arrow_plain import plain_rows
 from penstock.codecs.base import CellError
 from penstock.errors import SchemaError, UnsupportedType
 from tests.codecs import arrow_cases
 from tests.codecs.arrow_cases import CASES, REFUSED, arrays_of, same
+from tests.codecs.arrow_plain import plain_rows
 from tests.depth import depth
 
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import NdarrayCodec
-from penstock.codecs.arrow_plain import plain_rows
 from penstock.errors import ColumnNotFound, PlanError, SchemaError
 from penstock.schema.arrow import flatten_structs
 from penstock.testing import ODD_FILES, assert_same, make_parquet, mixed
 from tests.codecs.arrow_cases import CASES, same
+from tests.codecs.arrow_plain import plain_rows
 from tests.depth import depth
 from tests.engine.make import column, ids
 

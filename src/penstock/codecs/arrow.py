@@ -1,9 +1,9 @@
-"""Arrow columns as NumPy and Python values: the door to the `arrow_*` modules.
+"""Convert Arrow columns to NumPy and Python values: the entry point to the `arrow_*` modules.
 
-Takes Arrow arrays as the reader gives them and the kinds that `column_kind` decided; gives stacked arrays, cell offsets
-or lists of row values, with nulls as validity or None. Here are the columns of Python values and the masks; stacked
-columns are made in `arrow_fixed`, buffers are read in `arrow_memory`, and `arrow_plain` is the slow twin that the tests
-compare with. Decodes no cells (codecs do) and knows no files. docs/types.md states every value.
+Takes Arrow arrays and the kinds chosen by `column_kind`; returns stacked arrays, cell offsets or lists of row values,
+with nulls as a validity array or None. This module holds columns of Python objects and masks; `arrow_fixed` makes
+stacked columns and `arrow_memory` reads buffers. Does not decode cells (codecs do) and knows no files. docs/types.md
+specifies every value; the tests compare with `tests/codecs/arrow_plain.py`, which converts one scalar at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The plain twin of the Arrow conversions: one scalar at a time, as slow as it is easy to check.
+"""Reference implementation of the Arrow conversions: one scalar at a time, slow and easy to check.
 
-Gives the row values that docs/types.md states, straight from Arrow scalars, without buffers, offsets or bitmaps. The
-property tests hold `fixed_view`, `cells_view` and `objects` to it; nothing else uses it.
+Returns the row values that docs/types.md specifies, straight from Arrow scalars, without buffers, offsets or bitmaps.
+Property tests compare `fixed_view`, `cells_view` and `objects` with it.
 """
 
 from __future__ import annotations

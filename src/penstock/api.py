@@ -6,7 +6,6 @@ its own; options are checked here once and handed down as frozen values.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import warnings
 from contextlib import closing
@@ -30,7 +29,7 @@ from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
 from penstock.errors import NotSorted, PenstockWarning, PlanError
 from penstock.options import MEMORY_BYTES, WINDOW_BYTES, LoaderOptions, Window, one_of
-from penstock.plan.items import Items
+from penstock.plan.grouping import RowGrouping, WindowGrouping
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.engine.finish import Batch
     from penstock.engine.loader import Make
     from penstock.options import OnError, Pool, Remainder, Shuffle, Verify
+    from penstock.plan.grouping import Grouping
     from penstock.plan.plan import Plan
     from penstock.plan.windows import WindowRule, WindowTable
     from penstock.schema import Unischema
@@ -355,7 +355,7 @@ class Dataset:
         if window is not None:
             table = self._window_table(window.by, window_rule(window), span=window.span_row_groups)
             given = self.schema if spec is None else transform_schema(self.schema, spec)
-            items, fold = Items(table.counts, windows=table), Fold(window_steps(window, list(given.fields)))
+            items, fold = WindowGrouping(table), Fold(window.length, window_steps(window, list(given.fields)))
             if fold.steps is not None and spec is None:
                 read = read.select([name for name in self._names if name in fold.steps])
         rowwise = None
@@ -436,19 +436,16 @@ class Dataset:
         made._columns = self._make_columns(names)
         return made
 
-    def _facts(self, items: Items | None = None) -> Facts:
+    def _facts(self, items: Grouping | None = None) -> Facts:
         if not self._names:
             raise PlanError("no columns are selected: there is nothing to load; select at least one")
         source, selection = self._source, self._selection
-        rows = selection.digest()
-        if items is not None and items.name != "rows":
-            table = "" if items.windows is None else items.windows.digest()
-            rows = hashlib.blake2b(f"{rows} {items.name} {table}".encode(), digest_size=16).hexdigest()
+        items = items or RowGrouping(selection.counts)
         return Facts(
-            source, selection, cast("tuple[Column, ...]", self._columns), items or Items(selection.counts),
+            source, selection, cast("tuple[Column, ...]", self._columns), items,
             selection.counts, source.chunk_rows, source.row_bytes(), source.column_bytes(self._names),
             source.chunk_bytes(self._names),
-            source.fingerprint, rows,
+            source.fingerprint, items.digest(selection.digest()),
         )  # fmt: skip
 
     def _builder(self) -> Builder:
@@ -518,7 +515,7 @@ def window_steps(window: Window, names: Sequence[str]) -> dict[str, tuple[int, .
     return {name: tuple(steps[name]) for name in names if name in steps}
 
 
-def make_loader(ds: Dataset, options: LoaderOptions, make: Make, items: Items) -> Loader:
+def make_loader(ds: Dataset, options: LoaderOptions, make: Make, items: Grouping) -> Loader:
     """Return a loader of other things than batches of rows, for the faces of this library."""
     return Loader(ds._facts(items), options, make)
 

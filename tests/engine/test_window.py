@@ -21,7 +21,7 @@ from penstock.engine.room import Room
 from penstock.engine.run import Limits, Run
 from penstock.engine.window import NEVER, EpochWork, Window
 from penstock.plan import Cursor, Order, Share, plan_epoch
-from penstock.plan.items import Items
+from penstock.plan.grouping import RowGrouping
 from penstock.testing import RecordingFileSystem, make_parquet
 from tests.depth import depth
 from tests.engine.make import tightest
@@ -40,7 +40,7 @@ def visiting(*visits, base=0, epoch=0):
     plan = SimpleNamespace(
         visits=SimpleNamespace(chunk=chunk, first=first, last=last), cursor=SimpleNamespace(epoch=epoch)
     )
-    return EpochWork(plan, base, Items(np.zeros(0, np.int64)), 1)
+    return EpochWork(plan, base, RowGrouping(np.zeros(0, np.int64)), 1)
 
 
 def chunk_of(index, rows):
@@ -65,7 +65,7 @@ class Drill:
         self.shelf, self.room = None, Room()
         limits = Limits(
             more.get("threads", 2), more.get("span", 2), more.get("ahead_spans", 2), len(counts), False, None, False,
-            Items(self.counts), batch_size,
+            RowGrouping(self.counts), batch_size,
         )  # fmt: skip
         self.run = Run(plans, self.window, self, limits, [None] * 9)
         self.threads = more.get("threads", 2)

@@ -99,7 +99,9 @@ class Span:
     positions: NDArray[np.int64] | None = None
     """Global position of every item; None where nobody asks."""
     fold: NDArray[np.int64] | None = None
-    """Which rows each item consists of, where items are windows."""
+    """Which rows each window consists of; see `ItemRows.windows`."""
+    starts: NDArray[np.int64] | None = None
+    """First row (or window) of each item, where items are ragged; see `ItemRows.starts`."""
     num_asked: int = 0
     """How many of its chunks were in memory, or on their way there, when last looked at."""
     num_loaded: int = 0
@@ -146,16 +148,13 @@ def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
     if positions:
         span.positions = plan.positions(span.lo, span.hi)
     items, runs = span.work.items, plan.runs(span.lo, span.hi)
-    if runs is not None and items.windows is None:
-        span.runs = items.runs(runs)
+    found = items.locate(*plan.rows(span.lo, span.hi)) if runs is None else items.locate_runs(runs)
+    span.fold, span.starts = found.windows, found.starts
+    if found.runs is not None:
+        span.runs = found.runs
         span.chunks = np.unique(np.array([chunk for chunk, _, _ in span.runs], np.int64))
         return
-    if items.windows is None:
-        chunk, span.rows = items.rows(*plan.rows(span.lo, span.hi))
-    elif runs is not None:
-        chunk, span.rows, span.fold = items.fold(items.runs(runs))
-    else:
-        chunk, span.rows, span.fold = items.windows_at(*items.rows(*plan.rows(span.lo, span.hi)))
+    chunk, span.rows = cast("NDArray[np.int64]", found.chunk), found.row
     number = np.zeros(num_chunks, np.intp)
     number[chunk] = 1
     distinct = np.flatnonzero(number)
@@ -414,8 +413,8 @@ class Builder:
             raise TransformError(
                 f"the transform returned a column {MASK!r}, which remainder='pad' adds; give it another name"
             )
-        if part.span.work.items.is_whole and part.fold is None:
-            valid = np.repeat(valid, part.num_rows)  # one item, of many rows
+        if part.span.starts is not None:
+            valid = np.repeat(valid, np.diff(part.span.starts))
         batch[MASK] = valid if kept is None else valid[kept]
 
     def _batch_around(
@@ -439,8 +438,8 @@ class Builder:
         if span.fold is not None:
             fold, kept = refold(span.fold, ~bad)
             part = replace(part, fold=fold, items=np.flatnonzero(kept))
-        elif span.work.items.is_whole:
-            part = replace(part, items=slice(0, 1))
+        elif span.starts is not None:
+            part = replace(part, items=slice(0, span.hi - span.lo))
         return self._finish(part, columns, finish)
 
     def _lost_row(self, chunk: Chunk | LostChunk, row: int) -> Skipped:

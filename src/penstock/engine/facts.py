@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.build import RowFilter, Source
     from penstock.engine.columns import Column
-    from penstock.plan.items import Items
+    from penstock.plan.grouping import Grouping
 
 
 _BUFFER_SLACK = 1.4
@@ -31,7 +31,7 @@ class Facts:
     source: Source
     selection: RowFilter
     columns: tuple[Column, ...]
-    items: Items
+    items: Grouping
     """What is dealt out."""
     selected: NDArray[np.int64]
     """Selected rows of each chunk."""

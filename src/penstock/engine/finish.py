@@ -65,6 +65,8 @@ class LateFilter(Protocol):
 class Fold:
     """How windows of rows become one batch: every column gets an axis of time after that of the batch."""
 
+    length: int
+    """Rows of a window."""
     steps: Mapping[str, tuple[int, ...]] | None = None
     """The steps of each column; None: all columns have all of them."""
 

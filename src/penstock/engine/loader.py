@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.engine.report import Report
     from penstock.options import LoaderOptions
     from penstock.plan import EpochPlan
-    from penstock.plan.items import Items
+    from penstock.plan.grouping import Grouping
     from penstock.plan.plan import Plan
 
 _AHEAD_BYTES = 256 << 20
@@ -81,13 +81,9 @@ class Make:
         """Whether batches must not be gathered several at a time: their rows are not their items, or take long."""
         return self.aligned or self.rowwise is not None or self.fold is not None
 
-    def batch_rows(self, items: Items, *, is_line: bool) -> int:
+    def batch_rows(self, items: Grouping, *, is_line: bool) -> int:
         """Return the most rows of a batch."""
-        most = self.batch_items if items.sizes is None else int(items.sizes.max(initial=1))
-        if items.windows is None:
-            return most
-        # In a line of one chunk windows share all but their last row.
-        return most + items.windows.length - 1 if is_line and self.aligned else most * items.windows.length
+        return items.most_rows(self.batch_items, neighbours=is_line and self.aligned)
 
 
 class Loader:
@@ -476,7 +472,7 @@ class Loader:
     def _span_batches(self, batch_bytes: int) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
         slow = self._options.pool == "process" or self._options.transform is not None or self._make.one_by_one
-        slow = slow or self._facts.items.windows is not None or self._stride[1] > 1
+        slow = slow or not self._facts.items.one_row or self._stride[1] > 1
         if slow or not all(column.light for column in self._facts.columns):
             return 1
         return max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))

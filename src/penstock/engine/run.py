@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from penstock.engine.chunk import LostChunk
     from penstock.engine.window import Read, Window
     from penstock.plan import EpochPlan
-    from penstock.plan.items import Items
+    from penstock.plan.grouping import Grouping
 
 EXIT_WAIT_S = 10.0
 """How long interpreter exit waits for a call that is still running in one of our threads."""
@@ -75,7 +75,7 @@ class Limits:
     """The last epoch of the run; None: there is none."""
     positions: bool
     """Whether global positions are asked for: by the transform, or for the mask of padding."""
-    items: Items
+    items: Grouping
     """What a plan deals out."""
     batch_items: int
     """Most items of a batch."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.engine.arena import Records, Shelf
     from penstock.engine.chunk import Chunk, LostChunk
     from penstock.plan import EpochPlan
-    from penstock.plan.items import Items
+    from penstock.plan.grouping import Grouping
 
     Stride = tuple[int, int]
     """The first batch that is built here, and how many batches on the next one is."""
@@ -39,7 +39,7 @@ class EpochWork:
     """One epoch of a run: its plan, its batches, its first tick, and which visits have been taken up."""
 
     def __init__(  # noqa: PLR0913 -- the facts of one epoch, each from somewhere else
-        self, plan: EpochPlan, base: int, items: Items, most: int, *, aligned: bool = False, stride: Stride = (0, 1)
+        self, plan: EpochPlan, base: int, items: Grouping, most: int, *, aligned: bool = False, stride: Stride = (0, 1)
     ) -> None:
         self.plan = plan
         self.base = base

@@ -29,7 +29,7 @@ from penstock.petastorm._dtypes import batch_dtypes
 from penstock.petastorm.cache import NullCache
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.ngram import NGram
-from penstock.plan.items import Items
+from penstock.plan.grouping import PartGrouping, RowGrouping, WindowGrouping
 from penstock.schema import Unischema, UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.dataset.parquet import ParquetSource
     from penstock.engine.build import Built
     from penstock.engine.loader import Loader
+    from penstock.plan.grouping import Grouping
 
 _POOLS = {"thread": "thread", "process": "process", "dummy": "serial"}
 _MOST_ROWS = 1024
@@ -121,6 +122,11 @@ class Asked:
             return True
         return "groups" if self.shuffle_row_groups else False
 
+    @property
+    def deals_parts(self) -> bool:
+        """Whether an item is a whole row group, or a part of one."""
+        return self.batched and not self.shuffle_rows
+
 
 _ARGUMENT = {"drop_partitions": "shuffle_row_drop_partitions"}
 
@@ -144,7 +150,7 @@ class Job:
     stored: Unischema
     """What is read, of what is returned or given to the transform."""
     ngram: NGram | None
-    items: Items
+    items: Grouping
     drawn: int | None
     """The seed that was drawn, where none was given."""
     unseen: frozenset[str]
@@ -203,7 +209,7 @@ class Job:
     @property
     def _gathers_batches(self) -> bool:
         """Whether a step is a batch of rows from anywhere."""
-        return self.batched and not self.items.is_whole
+        return self.batched and not self.asked.deals_parts
 
     def _make(self, batch_items: int) -> Make:
         asked = self.asked
@@ -211,7 +217,7 @@ class Job:
         if self.is_late:
             late = PredicateFilter(asked.predicate, asked.batched)
         return Make(
-            1 if self.items.is_whole else batch_items,
+            1 if self.asked.deals_parts else batch_items,
             aligned=not self._gathers_batches,
             late=late,
             unseen=self.unseen,
@@ -414,7 +420,7 @@ def _check_shards(ds: penstock.Dataset, asked: Asked) -> None:
         )
 
 
-def _warn_if_all_is_dropped(items: Items, asked: Asked) -> None:
+def _warn_if_all_is_dropped(items: Grouping, asked: Asked) -> None:
     num_items = int(items.counts.sum())
     if asked.remainder == "drop" and num_items and num_items < (asked.shard_count or 1):
         warnings.warn(
@@ -424,18 +430,15 @@ def _warn_if_all_is_dropped(items: Items, asked: Asked) -> None:
         )
 
 
-def _items(ds: penstock.Dataset, asked: Asked, ngram: NGram | None) -> Items:
-    counts = ds._selection.counts
-    windows = None
+def _items(ds: penstock.Dataset, asked: Asked, ngram: NGram | None) -> Grouping:
+    units: RowGrouping | WindowGrouping = RowGrouping(ds._selection.counts)
     if ngram is not None:
         if asked.drop_partitions > 1 and not ngram.timestamp_overlap:
             raise NotImplementedError("an NGram without overlap does not go with shuffle_row_drop_partitions > 1")
-        windows = ds._window_table(ngram.timestamp_field.name, ngram.rule, span=ngram.span_row_groups)
-        counts = windows.counts
-    whole = asked.batched and not asked.shuffle_rows
-    if asked.drop_partitions == 1 and not whole:
-        return Items(counts, windows=windows)
-    return Items.of_parts(counts, int(asked.drop_partitions), whole=whole, windows=windows)
+        units = WindowGrouping(ds._window_table(ngram.timestamp_field.name, ngram.rule, span=ngram.span_row_groups))
+    if asked.drop_partitions == 1 and not asked.deals_parts:
+        return units
+    return PartGrouping.cut(units, int(asked.drop_partitions), whole=asked.deals_parts)
 
 
 def window_columns(built: Built, types: Mapping[int, StepType], dtypes: Mapping[str, np.dtype[Any]]) -> dict[int, Any]:

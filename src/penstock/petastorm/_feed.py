@@ -21,6 +21,7 @@ from penstock.petastorm._columns import batch_column
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.reader import Reader
 from penstock.petastorm.reader_impl.shuffling_buffer import RandomShufflingBuffer
+from penstock.plan.grouping import PartGrouping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -381,10 +382,10 @@ def _rows_left(reader: Reader) -> int:
         plans = [loader._plan(cursor)]
         later = range(cursor.epoch + 1, (cursor.epoch // epochs + 1) * epochs)
         plans += [loader._plan(loader._start_of(epoch)) for epoch in later]
-    sizes = loader._facts.items.sizes
-    if sizes is None:
+    items = reader._job.items
+    if not isinstance(items, PartGrouping) or not items.whole:
         return sum(plan.num_items for plan in plans)
-    return sum(int(sizes[plan.rows(0, plan.num_items)[0]].sum()) for plan in plans)
+    return sum(int(items.sizes[plan.rows(0, plan.num_items)[0]].sum()) for plan in plans)
 
 
 # -- how a reader of ours reads ---------------------------------------------------------------------------------------

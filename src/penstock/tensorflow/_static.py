@@ -155,10 +155,10 @@ def _promised(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
 
 def _folded(loader: Loader, forms: dict[str, Form | None]) -> dict[str, Form | None]:
     """Return the forms with an axis of time, where the loader gives windows."""
-    fold, windows = loader._finisher.fold, loader._facts.items.windows
-    if fold is None or windows is None:
+    fold = loader._finisher.fold
+    if fold is None:
         return forms
-    steps = fold.steps or dict.fromkeys(forms, tuple(range(windows.length)))
+    steps = fold.steps or dict.fromkeys(forms, tuple(range(fold.length)))
     return {
         name: None if (form := forms[name]) is None else windowed(form, len(listed)) for name, listed in steps.items()
     }

@@ -56,7 +56,7 @@ class Source:
 def _deal_rows(reader: Reader) -> None:
     """Let a reader of row groups, which has not begun, deal rows to its shards."""
     job = reader._job
-    if not job.items.is_whole or job.asked.drop_partitions > 1:
+    if not job.asked.deals_parts or job.asked.drop_partitions > 1:
         return
     other = replace(job, items=_ask._items(job.dataset, replace(job.asked, shuffle_rows=True), None))
     loader = other.loader(reader._loader.order.seed)

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.codecs.decode import decode_array
 from penstock.dataset import Selection, open_parquet
 from penstock.dataset.filters import normalise, select
-from penstock.dataset.predicates_decode import decode
 from penstock.dataset.predicates_mask import evaluate
 from penstock.dataset.predicates_prune import known_of
 from penstock.dataset.predicates_select import select_predicate
@@ -402,8 +402,8 @@ class TestDecoded:
         assert len(ds.where(in_lambda(["m"], lambda m: m[0, 0] % 2 == 0))) == 25
         sizes = []
         monkeypatch.setattr(
-            "penstock.dataset.predicates_view.decode",
-            lambda array, field: sizes.append(len(array)) or decode(array, field),
+            "penstock.dataset.predicates_view.decode_array",
+            lambda array, field: sizes.append(len(array)) or decode_array(array, field),
         )
         assert len(ds.where(in_lambda(["m"], lambda m: m[0, 0] % 2 == 0))) == 25
         assert set(sizes) == {1}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dataset.predicates_decode import row_values
+from penstock.codecs.row_values import row_values
 from penstock.petastorm._feed import Chunk, Feed, cut, join, make_feed
 from penstock.petastorm.reader import make_batch_reader, make_reader
 from penstock.testing import make_parquet

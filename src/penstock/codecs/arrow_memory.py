@@ -174,6 +174,23 @@ def decoded(array: pa.Array) -> pa.Array:
     return takeable(array.dictionary).take(array.indices)
 
 
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array; more than 2 GiB of text or bytes get 64-bit offsets."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if pa.types.is_binary(column.type):
+        column = column.cast(pa.large_binary())
+    elif pa.types.is_string(column.type):
+        column = column.cast(pa.large_string())
+    return column.combine_chunks()
+
+
+def take_rows(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+    """Return some rows of a column, of any type that is read."""
+    index = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
+    return takeable(array).take(index)
+
+
 def takeable(array: pa.Array) -> pa.Array:
     """Return the array in a form that `Array.take` accepts: Arrow cannot take string and binary views (seen in 26).
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.codecs.row_values import row_values
 from penstock.dataset.index_indexers import (
     NOT_NULL,
     FieldNotNullIndexer,
@@ -21,7 +22,6 @@ from penstock.dataset.index_indexers import (
     SingleFieldIndexer,
     indexed_elements,
 )
-from penstock.dataset.predicates_decode import row_values
 from penstock.dataset.predicates_view import ChunkView
 from penstock.errors import ColumnNotFound, close_names
 from penstock.progress import progress

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.codecs.row_values import null_rows, row_values, to_series
 from penstock.dataset.predicates import (
     PredicateBase,
     elements,
@@ -22,8 +23,7 @@ from penstock.dataset.predicates import (
     in_set,
     single,
 )
-from penstock.dataset.predicates_decode import null_rows, row_values
-from penstock.dataset.predicates_view import BatchView, to_series
+from penstock.dataset.predicates_view import BatchView
 from penstock.errors import SchemaError
 from penstock.halt import is_halted
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.codecs.decode import decoded_bytes
 from penstock.dataset.predicates import PredicateBase, check_predicate
-from penstock.dataset.predicates_decode import decoded_bytes
 from penstock.dataset.predicates_mask import mask_of
 from penstock.dataset.predicates_prune import known_of
 from penstock.dataset.predicates_view import ChunkView
@@ -95,7 +95,7 @@ def select_predicate(
 
 def _block_rows(source: ParquetSource, names: Sequence[str], *, batched: bool) -> int | None:
     """Return how many rows to decode at once; None: the whole chunk, which a batched function must see in any case."""
-    row_bytes = sum(decoded_bytes(source.unischema.fields[name]) for name in names)
+    row_bytes = sum(decoded_bytes(field, field.codec) for field in map(source.unischema.fields.__getitem__, names))
     return None if batched or not row_bytes else max(1, _BLOCK_BYTES // row_bytes)
 
 

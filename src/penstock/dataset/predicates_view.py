@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from penstock.codecs.arrow_memory import one_array, take_rows
 from penstock.codecs.base import CellError
-from penstock.codecs.narrowing import exact_in_float64
-from penstock.dataset.predicates_decode import decode, one_array, row_values, take
+from penstock.codecs.decode import decode_array, reason_of
+from penstock.codecs.row_values import row_values, to_series
 from penstock.errors import ColumnNotFound, DecodeError, close_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from penstock.codecs.decode import Column
     from penstock.dataset.parquet import ParquetSource
-    from penstock.dataset.predicates_decode import Column
 
 
 class View:
@@ -121,8 +121,8 @@ class ChunkView(View):
         if name not in self._decoded:
             array = self.stored(name)
             try:
-                wanted = array if self._rows is None else take(array, self._rows)
-                self._decoded[name] = decode(wanted, self._source.unischema.fields[name])
+                wanted = array if self._rows is None else take_rows(array, self._rows)
+                self._decoded[name] = decode_array(wanted, self._source.unischema.fields[name])
             except CellError as error:
                 raise self._error(name, error) from error
         return self._decoded[name]
@@ -136,42 +136,8 @@ class ChunkView(View):
     def _error(self, name: str, error: CellError) -> DecodeError:
         row = error.index if self._rows is None else int(self._rows[error.index])
         path, group = self._source.path_of(self._chunk), int(self._source.chunk_group[self._chunk])
-        reason = str(error).removeprefix(f"cannot decode a cell of field {name!r}: ")
         return DecodeError(
             f"cannot decode column {name!r}, which the predicate needs, in {path}, row group {group}, row {row}: "
-            f"{reason}; write the file again, or leave such rows out by filters= first",
+            f"{reason_of(error, name)}; write the file again, or leave such rows out by filters= first",
             path=path, row_group=group, row=row, column=name,
         )  # fmt: skip
-
-
-def to_series(column: Column, dtype: np.dtype[Any] | None = None) -> Any:
-    """Return a column as a pandas Series; rows that are arrays or lists become objects.
-
-    `dtype` is that of integers and booleans that are null in some batch: float64, or object where float64 would change
-    a value (a Series of integers is Int64 then). None: as these values need.
-    """
-    import pandas as pd
-
-    if isinstance(column, list) or column.ndim > 1:
-        return pd.Series(_object_array(row_values(column)), dtype=object)
-    if column.dtype == np.dtype("M8[D]"):  # pandas has no days: Arrow gives it dates
-        return pd.Series(_object_array([None if v is None else v.item() for v in row_values(column)]), dtype=object)
-    if not isinstance(column, np.ma.MaskedArray) and (dtype is None or column.dtype.kind not in "biu"):
-        return pd.Series(column, dtype=object if column.dtype == object else None)
-    data, gone = np.ma.getdata(column), np.ma.getmaskarray(column)
-    if column.dtype.kind in "iu":
-        if dtype == np.object_ or not exact_in_float64(data[~gone]):
-            return pd.Series(pd.arrays.IntegerArray(data.copy(), gone.copy()))
-        values = data.astype(np.float64)
-        values[gone] = np.nan
-        return pd.Series(values)
-    if column.dtype.kind == "b":
-        return pd.Series(_object_array(column.tolist()), dtype=object)
-    return pd.Series(np.ma.filled(column))  # NaN and NaT stand under the mask
-
-
-def _object_array(values: list[Any]) -> NDArray[np.object_]:
-    found = np.empty(len(values), np.object_)
-    for row, value in enumerate(values):
-        found[row] = value
-    return found

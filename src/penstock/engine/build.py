@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.codecs.arrow import takeable
-from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk, one_array
+from penstock.codecs.arrow_memory import one_array, take_rows
+from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk
 from penstock.engine.finish import Lost, Place, ThreadFinisher, refold
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
@@ -528,8 +528,7 @@ def take_table_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     """Return some rows of a table, each column in one array."""
     import pyarrow as pa
 
-    index = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
-    arrays = [takeable(one_array(chunked)).take(index) for chunked in table.itercolumns()]
+    arrays = [take_rows(one_array(chunked), rows) for chunked in table.itercolumns()]
     return pa.Table.from_arrays(arrays, names=table.column_names)
 
 

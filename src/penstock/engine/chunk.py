@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs.arrow import cells_view, fixed_view, takeable
+from penstock.codecs.arrow_memory import one_array
 from penstock.codecs.base import CellError, view_column
+from penstock.codecs.decode import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,13 +34,6 @@ class CellLost(Exception):
         self.row = row
         self.column = column
         self.reason = reason
-
-
-def reason_of(error: Exception, column: str) -> str:
-    """Return what is wrong with a cell, without the name of its column, which whoever tells it says already."""
-    if not isinstance(error, CellError):
-        return f"{type(error).__name__}: {error}"
-    return str(error).removeprefix(f"cannot decode a cell of field {column!r}: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +191,6 @@ def _nulled(array: pa.Array, rows: list[int]) -> pa.Array:
     valid[rows] = False
     buffers = [pa.py_buffer(np.packbits(valid, bitorder="little")), pa.py_buffer(np.arange(len(array)))]
     return takeable(array).take(pa.Array.from_buffers(pa.int64(), len(array), buffers, len(rows)))
-
-
-def one_array(chunked: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array."""
-    if chunked.num_chunks == 1:
-        return chunked.chunk(0)
-    import pyarrow as pa
-
-    # More than 2 GiB of strings in one row group: 64-bit offsets hold them in one array.
-    if pa.types.is_binary(chunked.type):
-        chunked = chunked.cast(pa.large_binary())
-    elif pa.types.is_string(chunked.type):
-        chunked = chunked.cast(pa.large_string())
-    return chunked.combine_chunks()
 
 
 def _part(array: pa.Array, column: Column) -> Part:

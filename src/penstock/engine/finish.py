@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from penstock.codecs.arrow import mask
-from penstock.codecs.arrow_fixed import fill_value
-from penstock.codecs.base import CellError, decode_column, decode_list
+from penstock.codecs.base import CellError
+from penstock.codecs.decode import decode_cells, reason_of
 from penstock.engine.chance import BATCH, NAMES, ROW, generators
-from penstock.engine.chunk import CellLost, Damaged, reason_of
+from penstock.engine.chunk import CellLost, Damaged
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.padding import Paddings
-from penstock.errors import CodecError, TransformError
+from penstock.errors import TransformError
 from penstock.halt import until
 
 if TYPE_CHECKING:
@@ -227,66 +227,24 @@ class Finisher:
                     lost.update(_damaged(one.rows, column.name))
             elif one.values is not None:
                 batch[column.name] = one.values if one.valid is None else mask(one.values, one.valid)
-            elif column.form == "ragged":
-                values = self._ragged(column, cast("Cells", one.cells), lost)
-                batch[column.name] = [_own(value) for value in values]
             else:
                 batch[column.name] = self._cells(column, cast("Cells", one.cells), cutter, lost)
         return batch
 
     def _cells(self, column: Column, cells: Cells, cutter: Cutter | None, lost: dict[int, Lost]) -> Any:
-        dtype = cast("np.dtype[Any]", column.dtype)
-        out = cast("Cutter", cutter).cut((len(cells), *column.shape), dtype, column.item_bytes * len(cells))
-        if cells.valid is not None:
-            out[~cells.valid] = fill_value(dtype)
+        """Decode a column of cells; under `skip` rows that cannot be decoded are added to `lost`."""
+        out = None
+        if column.form != "ragged":
+            dtype = cast("np.dtype[Any]", column.dtype)
+            out = cast("Cutter", cutter).cut((len(cells), *column.shape), dtype, column.item_bytes * len(cells))
+        failed: dict[int, Exception] | None = {} if self.skip else None
         try:
-            decode_column(column.codec, column.field, cells, out)
-        except (CodecError, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 -- a codec, maybe a user's, raises what it likes for damaged bytes
-
-            def decode(row: int, one: Cells) -> None:
-                decode_column(column.codec, column.field, one, out[row : row + 1])
-
-            self._cell_by_cell(column, cells, decode, error, lost)
-        return mask(out, cells.valid)
-
-    def _ragged(self, column: Column, cells: Cells, lost: dict[int, Lost]) -> list[Any]:
-        try:
-            return decode_list(column.codec, column.field, cells)
-        except (CodecError, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 -- as above
-            values: list[Any] = [None] * len(cells)
-
-            def decode(row: int, one: Cells) -> None:
-                (values[row],) = decode_list(column.codec, column.field, one)
-
-            self._cell_by_cell(column, cells, decode, error, lost)
-            return values
-
-    def _cell_by_cell(
-        self,
-        column: Column,
-        cells: Cells,
-        decode: Callable[[int, Cells], None],
-        error: Exception,
-        lost: dict[int, Lost],
-    ) -> None:
-        """Decode each cell for itself, after `error` for all of them, to find those that cannot be decoded."""
-        if not self.skip and isinstance(error, CellError):
+            values = decode_cells(column.codec, column.field, cells, out, failed)
+        except CellError as error:
             raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
-        found = False
-        for row in range(len(cells)):
-            try:
-                decode(row, cells.take(np.array([row])))
-            except Exception as reason:
-                if not self.skip:
-                    raise CellLost(row, column.name, reason_of(reason, column.name)) from reason
-                lost.setdefault(row, Lost(row, column.name, reason_of(reason, column.name)))
-                found = True
-        if not found:
-            raise error  # no cell is to blame
+        for row, reason in (failed or {}).items():
+            lost.setdefault(row, Lost(row, column.name, reason_of(reason, column.name)))
+        return values if out is not None else [_own(value) for value in values]
 
     def _transformed(self, batch: Batch, place: Place, num_rows: int, keep: NDArray[np.bool_] | None) -> Batch:
         extra = place.of_batch(self.wants)

@@ -15,7 +15,8 @@ import numpy as np
 from penstock.codecs import Cells
 from penstock.codecs.arrow import Objects, objects
 from penstock.codecs.base import CellError
-from penstock.engine.chunk import CellLost, CellsPart, Damaged, ObjectsPart, reason_of
+from penstock.codecs.decode import reason_of
+from penstock.engine.chunk import CellLost, CellsPart, Damaged, ObjectsPart
 from penstock.engine.memory import Cutter, aligned
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs.narrowing import exact_in_float64
-from penstock.dataset.predicates_decode import null_rows, row_values
+from penstock.codecs.row_values import null_rows, objects_of, row_values, to_series
 from penstock.errors import TransformError
 from penstock.halt import is_halted
 
@@ -107,8 +107,6 @@ class FrameTransform:
             return {field.name: batch[field.name] for field in self.fields}
         import pandas as pd
 
-        from penstock.dataset.predicates_view import to_series
-
         # Plain numbers need no Series of their own, of which a table has many.
         columns = {
             name: values if _is_plain(values) and name not in self.dtypes else to_series(values, self.dtypes.get(name))
@@ -170,14 +168,6 @@ def plain_array(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[An
     else:
         out = data.copy() if kind in _NULLS else data.astype(np.object_)
     out[gone] = _NULLS.get(out.dtype.kind)
-    return out
-
-
-def objects_of(values: list[Any]) -> NDArray[np.object_]:
-    """Return values as an array of objects, never looked into."""
-    out = np.empty(len(values), np.object_)
-    for row, value in enumerate(values):
-        out[row] = value
     return out
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.dataset.predicates_decode import row_values
-from penstock.engine.rowwise import objects_of, plain_array, plain_column
+from penstock.codecs.row_values import objects_of, row_values
+from penstock.engine.rowwise import plain_array, plain_column
 from penstock.schema.rows import row_type
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs.narrowing import keeps_numbers
-from penstock.dataset.predicates_decode import row_values
+from penstock.codecs.row_values import row_values
 from penstock.engine.build import MASK
 from penstock.errors import BudgetError, LoaderClosed, StateMismatch
 from penstock.petastorm import _ask

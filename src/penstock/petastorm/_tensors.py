@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codecs.narrowing import keeps_numbers
+from penstock.codecs.row_values import row_values
 from penstock.codecs.times import in_unit
-from penstock.dataset.predicates_decode import row_values
 from penstock.errors import UnsupportedType
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.api import Dataset
+from penstock.codecs.row_values import row_values
 from penstock.dataset.parquet import open_parquet
-from penstock.dataset.predicates_decode import row_values
 from penstock.dataset.selection import Selection
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.rows import row_type

@@ -14,7 +14,9 @@ PenstockError (Exception)
     DatasetIncomplete               its writing has begun and not ended; says how to resume or discard it
   DatasetExists (FileExistsError)
   UnsupportedFormat (ValueError)    a Delta, Iceberg or Hudi table; names the reader to use
-  StoreUnreachable (ConnectionError) a store that does not answer, or refuses the credentials
+  StoreError (OSError)              the store did not give the bytes; says nothing about the data; never skipped
+    StoreUnavailable (ConnectionError) a store that does not answer, after several attempts; carries .url .attempts
+    StoreRefused (PermissionError)  access denied, or no valid credentials; carries .url
   BadFile (OSError)                 a file, row group or page that cannot be read; carries .path .row_group .column
     FileChanged                     a file is not the one that was opened; on_error="skip" does not skip it
   DecodeError (ValueError)          a cell that cannot be decoded; carries .path .row_group .row .column
@@ -110,8 +112,30 @@ class UnsupportedFormat(PenstockError, ValueError):
     """A table of Delta, Iceberg or Hudi, which read as plain Parquet would give rows that it has deleted."""
 
 
-class StoreUnreachable(PenstockError, ConnectionError):
-    """A store does not answer, or refuses the credentials; whether the data is there is not known."""
+class StoreError(PenstockError, OSError):
+    """A store did not give what was requested, for a reason that lies in the store, the network or this machine.
+
+    Whether the data is there and intact is not known, so `on_error="skip"` never leaves anything out because of it.
+    """
+
+    def __init__(self, message: str, *, url: str) -> None:
+        super().__init__(message)
+        self.url = url
+
+
+class StoreUnavailable(StoreError, ConnectionError):
+    """A store does not answer: time-out, lost connection, server error, throttling, or no resources on this machine.
+
+    Raised after `attempts` attempts.
+    """
+
+    def __init__(self, message: str, *, url: str, attempts: int) -> None:
+        super().__init__(message, url=url)
+        self.attempts = attempts
+
+
+class StoreRefused(StoreError, PermissionError):
+    """A store or filesystem denies access, or there are no valid credentials. Raised at once, without another try."""
 
 
 class BadFile(PenstockError, OSError):

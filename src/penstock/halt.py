@@ -34,6 +34,12 @@ def is_halted() -> bool:
     return halted is not None and halted.is_set()
 
 
+def pause(seconds: float) -> bool:
+    """Wait for some seconds, or until the work that this thread does is stopped; return whether it was stopped."""
+    halted = getattr(_running, "halted", None) or threading.Event()
+    return bool(halted.wait(seconds))
+
+
 def wait_in(lock: Any, cond: threading.Condition, seconds: float) -> None:
     """Wait for a condition inside `with lock:`, an RLock and the condition's own; it is held after that in any case.
 

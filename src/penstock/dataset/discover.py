@@ -177,7 +177,7 @@ def find_files(
     Raises:
         DatasetNotFound: a source is not there, or holds no Parquet file.
         DatasetIncomplete: a source is being written, or its writer died.
-        StoreUnreachable: the store of a source does not answer, or refuses the credentials.
+        StoreUnavailable, StoreRefused: the store of a source does not answer, or denies access.
         UnsupportedFormat: a folder or pattern is part of a Delta, Iceberg or Hudi table, or holds one.
     """
     finder = _Finder(storage_options, filesystem, as_root, format)

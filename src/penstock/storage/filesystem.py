@@ -19,7 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
-from penstock.errors import BadFile, DatasetNotFound, PenstockError, PenstockWarning, StoreUnreachable
+from penstock.errors import BadFile, DatasetNotFound, PenstockError, PenstockWarning, StoreError, StoreUnavailable
+from penstock.storage.faults import attempt, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,7 +48,7 @@ def resolve(
 
     Raises:
         DatasetNotFound: a `file://` URL that names another host, or a scheme that nothing knows.
-        StoreUnreachable: the library for the scheme asks its store at once, and does not get in.
+        StoreUnavailable, StoreRefused: the library for the scheme connects at once, and fails.
         BadFile: a name that is not UTF-8.
         ImportError: nothing is installed for the scheme; names the line that installs it.
     """
@@ -151,18 +152,31 @@ def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exce
     raise ImportError(f"{scheme}:// needs a library that is not installed: {line}{tried}") from cause
 
 
-def first_look(fs: FileSystem, path: str, source: Any) -> Any:
-    """Return the FileInfo of a path, as the first question to its store; `source` is what the user wrote, for messages.
+_SCHEMES = {"s3": "s3", "gcs": "gs", "abfs": "abfss", "hdfs": "hdfs"}
+"""Type names of pyarrow's filesystems, and the schemes of their URLs."""
 
-    Libraries of stores try for up to minutes to find a network or credentials: after a few seconds a warning says so.
+
+def url_of(fs: FileSystem, path: str) -> str:
+    """Return the URL of a path, for messages; the path itself on local disks and filesystems without a known scheme."""
+    behind: Any = getattr(getattr(fs, "handler", None), "fs", None)
+    if hasattr(behind, "unstrip_protocol"):
+        return str(behind.unstrip_protocol(path))
+    return f"{_SCHEMES[fs.type_name]}://{path}" if fs.type_name in _SCHEMES else path
+
+
+def first_look(fs: FileSystem, path: str, source: Any) -> Any:
+    """Return the FileInfo of a path, as the first request to its store; `source` is what the user wrote, for messages.
+
+    Clients of stores may look for a network or credentials for minutes: after a few seconds a warning says so.
 
     Raises:
-        StoreUnreachable: the store does not answer, or refuses the credentials.
+        StoreUnavailable: the store does not answer.
+        StoreRefused: it denies access, or there are no valid credentials.
     """
     if isinstance(fs, LocalFileSystem):
-        return fs.get_file_info(path)
+        return attempt(lambda: fs.get_file_info(path), path)
     with _answering(os.fspath(source)):
-        return fs.get_file_info(path)
+        return attempt(lambda: fs.get_file_info(path), os.fspath(source))
 
 
 @contextmanager
@@ -179,9 +193,14 @@ def _answering(url: str) -> Iterator[None]:
     except (PenstockError, ImportError, TypeError):  # TypeError: storage_options that the library does not have
         raise
     except Exception as exc:  # every library has errors of its own
-        raise StoreUnreachable(
+        known = store_error(exc, url)
+        if known is not None:
+            raise known from exc
+        raise StoreUnavailable(
             f"{url} cannot be reached ({type(exc).__name__}: {exc}); check the network, the name, and the credentials "
-            "(storage_options=, or where the library of the store looks for them)"
+            "(storage_options=, or where the library of the store looks for them)",
+            url=url,
+            attempts=1,
         ) from exc
     finally:
         timer.cancel()
@@ -210,7 +229,9 @@ class LocalEntry(NamedTuple):
 
 def look(fs: FileSystem, paths: list[str]) -> list[Any]:
     """Return a FileInfo or LocalEntry for each path. A local link to nothing, or to itself, is a file of size 0."""
-    return [_entry(path) for path in paths] if isinstance(fs, LocalFileSystem) else list(fs.get_file_info(paths))
+    if isinstance(fs, LocalFileSystem):
+        return [_entry(path) for path in paths]
+    return attempt(lambda: list(fs.get_file_info(paths)), url_of(fs, paths[0])) if paths else []
 
 
 def _entry(path: str) -> LocalEntry:
@@ -225,8 +246,8 @@ def _entry(path: str) -> LocalEntry:
 def list_folder(fs: FileSystem, path: str) -> list[Any]:
     """Return what lies in the folder `path`, hidden names included; see `look`. OSError where it cannot be listed."""
     if isinstance(fs, LocalFileSystem):
-        return [_entry(posixpath.join(path, name)) for name in os.listdir(path)]
-    return list(fs.get_file_info(FileSelector(path)))
+        return [_entry(posixpath.join(path, name)) for name in attempt(lambda: os.listdir(path), path)]
+    return attempt(lambda: list(fs.get_file_info(FileSelector(path))), url_of(fs, path))
 
 
 def is_hidden(relative: str, *, underscores: bool = False) -> bool:
@@ -265,8 +286,12 @@ def walk(fs: FileSystem, path: str, *, underscores: bool = False) -> list[tuple[
     Raises:
         DatasetNotFound: there is no such folder.
     """
+
+    def listed() -> list[tuple[str, int | None]]:
+        return list(_walk_local(path, "", underscores) if isinstance(fs, LocalFileSystem) else _walk_store(fs, path))
+
     try:
-        found = list(_walk_local(path, "", underscores) if isinstance(fs, LocalFileSystem) else _walk_store(fs, path))
+        found = attempt(listed, url_of(fs, path))
     except (FileNotFoundError, NotADirectoryError):
         raise not_found(fs, path) from None
     return sorted(found, key=lambda entry: entry[0].encode("utf-8", "surrogateescape"))
@@ -326,6 +351,8 @@ def not_found(fs: FileSystem, path: str) -> DatasetNotFound:
     parent, name = posixpath.split(path.rstrip("/"))
     try:
         names = [info.base_name for info in list_folder(fs, parent)]
+    except StoreError:
+        raise
     except (OSError, NotImplementedError):
         return DatasetNotFound(f"nothing at {path!r}, and no folder {parent!r} either; check the path")
     near = difflib.get_close_matches(name, names, n=3)

@@ -21,8 +21,8 @@ from penstock.dataset.discover import find_files
 from penstock.doctor import rewrite
 from penstock.errors import BadFile, DatasetExists, DatasetIncomplete, PlanError
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
+from penstock.storage.locks import Lock
 from penstock.testing.data import make_parquet, mixed
-from penstock.write.durable import Lock
 from tests.petastorm import expected
 
 if TYPE_CHECKING:
@@ -292,11 +292,11 @@ def test_what_a_killed_shuffle_left_is_removed_by_the_next_and_what_another_uses
     (tmp_path / ".penstock-shuffle-mine").mkdir()  # no lock: not ours to judge
     (alive := tmp_path / ".penstock-shuffle-alive").mkdir()
     lock = Lock(LocalFileSystem(), str(alive))
-    assert lock.take()
+    assert lock.acquire()
     rewrite(frames, tmp_path / "out", shuffle=True)
     left = sorted(path.name for path in tmp_path.glob(".penstock-shuffle-*"))
     assert left == [".penstock-shuffle-alive", ".penstock-shuffle-mine"]
-    lock.give_back()
+    lock.release()
     rewrite(frames, tmp_path / "again", shuffle=True)
     assert [path.name for path in tmp_path.glob(".penstock-shuffle-*")] == [".penstock-shuffle-mine"]
     assert stored(tmp_path / "again").equals(stored(tmp_path / "out"))

@@ -233,7 +233,7 @@ def test_attempts_that_failed_leave_no_rows_behind(spark, tmp_path):
     from penstock.schema.arrow import arrow_schema
     from penstock.spark.task import Gate, Target, Task
     from penstock.spark.write import _run
-    from penstock.write.durable import put_json
+    from penstock.storage.publish import put_json
     from penstock.write.layout import plan_layout
     from penstock.write.options import WriteOptions
     from penstock.write.place import Place

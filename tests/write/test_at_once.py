@@ -17,9 +17,9 @@ from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 import penstock
 from penstock.dataset.incomplete import hidden_folders
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound
-from penstock.write import durable as durable_module
-from penstock.write import place as place_module
-from penstock.write.durable import Lock, mutex
+from penstock.storage import locks as locks_module
+from penstock.storage import publish as publish_module
+from penstock.storage.locks import Lock, mutex
 from penstock.write.place import Place
 from penstock.write.stage import Stage
 from tests.depth import depth
@@ -108,7 +108,7 @@ def test_what_appears_in_the_last_moment_is_not_replaced(
 ) -> None:
     writer = penstock.Writer(tmp_path / "d", IDS)
     writer.extend(rows(0, 3))
-    owner, name = (Place, "check") if moment == "check" else (place_module, "_remove_empty")
+    owner, name = (Place, "check") if moment == "check" else (publish_module, "_remove_empty")
     real = getattr(owner, name)
 
     def overtaken(*args: Any, **options: Any) -> None:
@@ -130,7 +130,7 @@ def test_an_overwrite_that_is_overtaken_replaces_what_came_in_between(
 ) -> None:
     """The faster one tidies up, and must not take the folder of the slower one for a dead writer's."""
     if not can_exchange:
-        monkeypatch.setattr(place_module, "exchange", lambda *_: False)
+        monkeypatch.setattr(publish_module, "exchange", lambda *_: False)
     writer = penstock.Writer(tmp_path / "d", IDS, overwrite=True)
     writer.extend(rows(0, 3))
     real = Stage.show
@@ -148,15 +148,15 @@ def test_an_overwrite_that_is_overtaken_replaces_what_came_in_between(
 
 def test_a_target_that_vanishes_between_two_renames_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     penstock.write(rows(100, 105), tmp_path / "d", IDS)
-    real, calls = place_module._move, itertools.count()
+    real, calls = publish_module._rename, itertools.count()
 
     def vanished(fs: Any, source: str, target: str) -> None:
         if next(calls) == 0:
             real(fs, source, str(tmp_path / "elsewhere"))  # another writer was about to replace it
         real(fs, source, target)
 
-    monkeypatch.setattr(place_module, "exchange", lambda *_: False)
-    monkeypatch.setattr(place_module, "_move", vanished)
+    monkeypatch.setattr(publish_module, "exchange", lambda *_: False)
+    monkeypatch.setattr(publish_module, "_rename", vanished)
     penstock.write(rows(0, 3), tmp_path / "d", IDS, overwrite=True)
     assert ids(tmp_path / "d") == [0, 1, 2]
 
@@ -165,13 +165,13 @@ def test_a_filesystem_that_moves_into_a_folder_does_not_mix_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As HDFS and fsspec do where a folder has appeared at the target."""
-    real = place_module._remove_empty
+    real = publish_module._remove_empty
 
     def overtaken(*_: Any) -> None:
-        monkeypatch.setattr(place_module, "_remove_empty", real)
+        monkeypatch.setattr(publish_module, "_remove_empty", real)
         penstock.write(rows(5, 8), tmp_path / "d", IDS)
 
-    monkeypatch.setattr(place_module, "_remove_empty", overtaken)
+    monkeypatch.setattr(publish_module, "_remove_empty", overtaken)
     place = Place(PyFileSystem(FSSpecHandler(fsspec.filesystem("file"))), str(tmp_path / "d"))
     (tmp_path / "staged" / "data").mkdir(parents=True)
     (tmp_path / "staged" / "data" / "x.parquet").write_bytes(b"")
@@ -254,7 +254,7 @@ def test_a_folder_is_not_taken_for_dead_before_its_lock_is_held(
     """Another process that tidies up waits until the writer has its lock."""
     code = "import sys, penstock; print(penstock.discard(sys.argv[1]))"
     children = []
-    real = Lock.take
+    real = Lock.acquire
 
     def slow(lock: Lock) -> bool:
         command = [sys.executable, "-c", code, str(tmp_path / "d")]
@@ -264,7 +264,7 @@ def test_a_folder_is_not_taken_for_dead_before_its_lock_is_held(
             child.wait(depth(3, 5))
         return real(lock)
 
-    monkeypatch.setattr(Lock, "take", slow)
+    monkeypatch.setattr(Lock, "acquire", slow)
     writer = penstock.Writer(tmp_path / "d", IDS)
     [child] = children
     assert "is being written by a process that is alive" in child.communicate()[1]
@@ -282,15 +282,15 @@ def test_a_lock_is_free_once_it_is_given_back_though_a_forked_process_has_it_ope
     code = """
 import os, sys, time
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
-from penstock.write.durable import Lock, mutex
+from penstock.storage.locks import Lock, mutex
 lock = Lock(LocalFileSystem(), sys.argv[1])
 with mutex(LocalFileSystem(), sys.argv[1]) as held:
-    taken = lock.take()
+    taken = lock.acquire()
     read, write = os.pipe()
     if os.fork() == 0:
         os.read(read, 1)
         os._exit(0)
-lock.give_back()
+lock.release()
 with mutex(LocalFileSystem(), sys.argv[1]) as again:
     print(held, taken, Lock(LocalFileSystem(), sys.argv[1]).is_held(), again)
 os.write(write, b"x")
@@ -301,7 +301,7 @@ os.wait()
 
 
 def test_a_mutex_is_not_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable_module, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(locks_module, "_MUTEX_WAIT_S", 0.05)
     fs = LocalFileSystem()
     with mutex(fs, str(tmp_path)) as first, mutex(fs, str(tmp_path)) as second:
         assert (first, second) == (True, False)

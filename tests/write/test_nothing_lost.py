@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.dataset.incomplete import this_process
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
-from penstock.write import place as place_module
+from penstock.storage import publish as publish_module
 from penstock.write import stage as stage_module
 from penstock.write.stage import Stage
 from tests.write.ids import IDS, ids, rows
@@ -140,7 +140,7 @@ def test_a_folder_with_anything_but_parquet_is_not_replaced(tmp_path: Path, othe
         "_metadata",
         "_started_12",
         "._common_metadata.0123456789ab.writing",  # left by a killed process, as is the next
-        "_penstock_writing.json.writing",
+        "._penstock_writing.json.0123456789ab.writing",
     ],
 )
 def test_what_belongs_to_datasets_is_replaced_with_them(tmp_path: Path, other: str) -> None:
@@ -195,7 +195,7 @@ def test_a_commit_cut_short_when_the_dataset_was_there_is_not_undone_by_the_next
     if num_old:
         penstock.write(rows(1000, 1000 + num_old), url, IDS)
     if way == "two renames":
-        monkeypatch.setattr(place_module, "exchange", lambda *_: False)
+        monkeypatch.setattr(publish_module, "exchange", lambda *_: False)
     for part in range(2):
         penstock.write(rows(10 * part, 10 * part + 10), url, IDS, part=part, overwrite=True)
     with monkeypatch.context() as patch:

@@ -18,9 +18,8 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from penstock.codecs import ScalarCodec
 from penstock.errors import DatasetExists
 from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.storage import publish as publish_module
 from penstock.write import discard, write
-from penstock.write import place as place_module
-from penstock.write.exchange import exchange
 from tests.depth import depth
 
 SCHEMA = Unischema("Ids", [UnischemaField("id", np.int64, (), ScalarCodec(), False)])
@@ -109,7 +108,7 @@ def test_an_empty_folder_may_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_overwriting_replaces_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool) -> None:
     if not can_exchange:
-        monkeypatch.setattr(place_module, "exchange", lambda *_: False)
+        monkeypatch.setattr(publish_module, "exchange", lambda *_: False)
     write(ids(0, 50), tmp_path / "d", SCHEMA, rows_per_file=10)
     write(ids(7, 9), tmp_path / "d", SCHEMA, overwrite=True)
     assert read(tmp_path / "d") == [7, 8]
@@ -138,15 +137,15 @@ def test_a_failed_overwrite_leaves_the_old(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_failed_second_rename_brings_the_old_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(ids(0, 5), tmp_path / "d", SCHEMA)
-    move = place_module._move
+    move = publish_module._rename
 
     def fail_once(fs: Any, source: str, target: str) -> None:
         if source.endswith(".writing/data"):
             raise OSError("disk on fire")
         move(fs, source, target)
 
-    monkeypatch.setattr(place_module, "exchange", lambda *_: False)
-    monkeypatch.setattr(place_module, "_move", fail_once)
+    monkeypatch.setattr(publish_module, "exchange", lambda *_: False)
+    monkeypatch.setattr(publish_module, "_rename", fail_once)
     with pytest.raises(OSError, match="fire"):
         write(ids(7, 9), tmp_path / "d", SCHEMA, overwrite=True)
     assert (read(tmp_path / "d"), names(tmp_path)) == ([0, 1, 2, 3, 4], ["d"])
@@ -238,17 +237,3 @@ def test_fsspec_urls(overwrite: bool) -> None:
             assert pq.read_table(stream)["id"].to_pylist() == [4]
     finally:
         memory.rm(url.rsplit("/", 1)[0], recursive=True)
-
-
-def test_exchange_swaps_or_says_no(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "a" / "x").write_text("x")
-    done = exchange(str(tmp_path / "a"), str(tmp_path / "b"))
-    assert (tmp_path / ("b" if done else "a") / "x").exists()
-    assert not exchange(str(tmp_path / "a"), str(tmp_path / "none"))
-
-
-def test_a_system_without_exchange_says_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "sunos5")
-    assert not exchange(str(tmp_path), str(tmp_path))

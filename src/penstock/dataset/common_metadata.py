@@ -6,16 +6,15 @@ of the dataset see the old file or the new one, never half of one. Knows no key 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import posixpath
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
 from penstock.dataset.discover import DataFile, Root
 from penstock.dataset.footers import read_footer
+from penstock.storage.publish import put, remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,26 +52,11 @@ def update_common_metadata(first: DataFile, changes: Mapping[bytes, bytes | None
 
 
 def replace_file(root: Root, name: str, fill: Callable[[Any], None]) -> None:
-    """Write a file of the dataset's own folder so that it appears whole; `fill` gets a stream.
-
-    Locally it is written under a hidden name and renamed; a store shows an object only when it is complete.
-    """
-    path = posixpath.join(root.path, name)
-    if not isinstance(root.fs, LocalFileSystem):
-        with root.fs.open_output_stream(path) as sink:
-            fill(sink)
-        return
-    hidden = posixpath.join(root.path, f".{name}.{os.urandom(6).hex()}.writing")
-    try:
-        with root.fs.open_output_stream(hidden) as sink:
-            fill(sink)
-        os.replace(hidden, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(hidden)
-        raise
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(posixpath.join(root.path, f".{name}.crc"))  # Hadoop's checksum of the file that was there
+    """Write a file of the dataset's own folder so that readers see the old one or the new one; `fill` gets a stream."""
+    sink = pa.BufferOutputStream()
+    fill(sink)
+    put(root.fs, posixpath.join(root.path, name), sink.getvalue())
+    remove(root.fs, posixpath.join(root.path, f".{name}.crc"))  # Hadoop's checksum of the file that was replaced
 
 
 def _footer(root: Root, name: str) -> Any:

@@ -25,8 +25,9 @@ from penstock.progress import progress
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY
 from penstock.schema.stored import PETASTORM_INDEX_KEY, PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.storage import expand_glob, has_magic, resolve
-from penstock.write.durable import SHUFFLE, scratch_folder
+from penstock.storage.locks import scratch_folder
 from penstock.write.options import AUTO, ROW_GROUP_BYTES
+from penstock.write.settle import SHUFFLE
 from penstock.write.writer import Writer
 
 if TYPE_CHECKING:

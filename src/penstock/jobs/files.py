@@ -1,16 +1,16 @@
-"""One file in, one file out: bring an input near, and make an output appear whole or not at all.
+"""One file in, one file out: make an input available locally, and publish an output whole or not at all.
 
-Used by `task` around the user's function, in whatever process that runs. Cases:
+Used by `task` around the user's function, in whatever process it runs. Cases:
 
-- a local output is made under a hidden name in its own folder, synced to disk and renamed;
-- an output on a store is made in a local scratch folder, uploaded under a hidden name beside the target, compared by
-  size, and moved (most stores: copied on the server);
+- a local output is written under a hidden name in its own folder, synced to disk and renamed;
+- an output on a store is written in a local scratch folder, uploaded under a hidden name beside the target, compared
+  by size, and moved (most stores: copied on the server);
 - an input on a store is downloaded to the scratch folder first;
-- an error: what was made under the hidden name is removed;
-- files that the function makes beside its output, whose names begin with the hidden one: removed when the run ends;
-- a killed process: the hidden files stay until a later run that has the same output ends (`sweep`). An attempt holds
-  a lock beside a local output, so that those of other runs that are alive are left alone; on a store, which has no
-  locks, what is a day old is taken for dead. Scratch folders of dead processes are removed by the next one.
+- an error: what was written under the hidden name is removed;
+- files that the function writes beside its output and that begin with the hidden name: removed when the run ends;
+- a killed process: its hidden files stay until a later run with the same output ends (`sweep`). An attempt holds a lock
+  beside a local output, so that files of other running jobs are kept; on a store, which has no locks, files that are a
+  day old count as abandoned. Scratch folders of dead processes are removed by the next process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 from penstock.errors import JobFailed
-from penstock.write.durable import Lock, mutex, scratch_folder
+from penstock.storage.locks import Lock, mutex, scratch_folder
+from penstock.storage.publish import FILESYSTEM_ERRORS, publish_file, publish_folder, remove, sync_file
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -36,16 +36,14 @@ if TYPE_CHECKING:
     from penstock.jobs.pairs import Store
 
 PREFIX = ".penstock-"
-"""Begins the hidden names; then 12 hex digits (6 of the run, 6 of the attempt), a dot and the name itself, so that
-programs see its ending. The lock of an attempt, and an old folder that it replaces, have `-lock` and `-old` before the
-dot."""
+"""Prefix of hidden names; then 12 hex digits (6 of the run, 6 of the attempt), a dot and the output's name, so that
+programs see its ending. The lock of an attempt has `-lock` before the dot."""
 SCRATCH = "penstock-map_files-"
-"""Begins the names of temporary folders for downloads and uploads."""
-_HIDDEN = re.compile(re.escape(PREFIX) + r"([0-9a-f]{12})(-lock|-old)?\.(.+)", re.DOTALL)
-_OLD_S = 86400
-"""What has not changed for a day belongs to no run that is alive."""
+"""Prefix of temporary folders for downloads and uploads."""
+_HIDDEN = re.compile(re.escape(PREFIX) + r"([0-9a-f]{12})(-lock)?\.(.+)", re.DOTALL)
+_ABANDONED_S = 86400
+"""A file that has not changed for a day belongs to no running job."""
 _COPY_BYTES = 4 << 20
-_CANNOT = (OSError, NotImplementedError, pa.ArrowException)
 
 
 def hidden_name(path: str, token: str) -> str:
@@ -76,28 +74,30 @@ def near(store: Store, path: str, scratch: str | None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def committed(store: Store, path: str, scratch: str | None, token: str) -> Iterator[str]:
-    """Give a local path to make an output at; when the block ends well it becomes the output, else it is removed."""
+    """Give a local path to write an output to; it becomes the output if the block succeeds, else it is removed."""
     fs, place = store.resolve(path)
     if isinstance(fs, LocalFileSystem):
         folder = os.path.dirname(place)
         os.makedirs(folder, exist_ok=True)
         made = hidden_name(place, token)
-        lock = Lock(fs, folder, os.path.basename(_beside(made, "-lock")))
+        head = os.path.basename(made)[: len(PREFIX) + 12]
+        lock = Lock(fs, folder, f"{head}-lock.{os.path.basename(place)}")
         with mutex(fs, folder):
-            lock.take()
+            lock.acquire()
         try:
             yield made
-            _check_made(made, path)
-            _sync(made)
-            _replace(made, place)
+            if not os.path.exists(made):
+                raise _nothing_made(path)
+            _publish_local(fs, made, place)
         finally:
-            _remove(made)
+            remove(fs, made)
             lock.remove()
         return
     with _folder(scratch) as folder:
         made = os.path.join(folder, posixpath.basename(place))
         yield made
-        _check_made(made, path)
+        if not os.path.exists(made):
+            raise _nothing_made(path)
         if os.path.isdir(made):
             raise JobFailed(f"a folder was made for {path!r}; on a store an output is one file")
         _upload(fs, made, place, token)
@@ -105,7 +105,7 @@ def committed(store: Store, path: str, scratch: str | None, token: str) -> Itera
 
 @contextlib.contextmanager
 def committed_url(store: Store, path: str, token: str) -> Iterator[str]:
-    """As `committed`, but give the hidden name as the user writes it, on the store itself: the function uploads."""
+    """Like `committed`, but give the URL of a hidden name on the store itself: the function uploads."""
     fs, place = store.resolve(path)
     made = hidden_name(path, token)
     made_place = store.resolve(made)[1]
@@ -113,10 +113,9 @@ def committed_url(store: Store, path: str, token: str) -> Iterator[str]:
         yield made
         if fs.get_file_info(made_place).type == FileType.NotFound:
             raise _nothing_made(path)
-        _move(fs, made_place, place)
+        publish_file(fs, made_place, place)
     except BaseException:
-        with contextlib.suppress(*_CANNOT):
-            fs.delete_file(made_place)
+        remove(fs, made_place)
         raise
 
 
@@ -141,7 +140,7 @@ def sweep(store: Store, paths: Iterable[str], token: str) -> int:
     """
     count = 0
     for fs, folder, wanted in _by_folder(store, paths):
-        with contextlib.suppress(*_CANNOT), mutex(fs, folder):
+        with contextlib.suppress(*FILESYSTEM_ERRORS), mutex(fs, folder):
             found = fs.get_file_info(FileSelector(folder, allow_not_found=True))
             for info in _leftovers(fs, found, wanted, token):
                 fs.delete_dir(info.path) if info.type == FileType.Directory else fs.delete_file(info.path)
@@ -174,7 +173,7 @@ def _leftovers(fs: Any, infos: Iterable[Any], wanted: Container[str], token: str
 
 
 def _is_old(info: Any) -> bool:
-    return info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > _OLD_S
+    return info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > _ABANDONED_S
 
 
 def _begins(name: str, wanted: Container[str]) -> bool:
@@ -198,11 +197,6 @@ def _folder(scratch: str | None) -> contextlib.AbstractContextManager[str]:
     return tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True)
 
 
-def _check_made(made: str, path: str) -> None:
-    if not os.path.exists(made):
-        raise _nothing_made(path)
-
-
 def _nothing_made(path: str) -> JobFailed:
     return JobFailed(
         f"it ended without an error and made nothing for {path!r}; it must write to the path that it is given as its "
@@ -210,40 +204,16 @@ def _nothing_made(path: str) -> JobFailed:
     )
 
 
-def _sync(made: str) -> None:
-    """Bring bytes to disk before the name: else a power cut could leave an empty file under the right name."""
+def _publish_local(fs: Any, made: str, place: str) -> None:
+    """Rename a file or folder to its output, once its bytes are on disk: a power cut must not leave an empty file."""
     files = [os.path.join(folder, name) for folder, _, names in os.walk(made) for name in names] or [made]
     for path in files:
         if os.path.isfile(path):
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
-
-
-def _beside(made: str, kind: str) -> str:
-    """Return another hidden name of the same attempt."""
-    folder, name = os.path.split(made)
-    end = len(PREFIX) + 12
-    return os.path.join(folder, f"{name[:end]}{kind}{name[end:]}")
-
-
-def _replace(made: str, place: str) -> None:
-    folders = os.path.isdir(made) or (os.path.isdir(place) and not os.path.islink(place))
-    if not folders or not os.path.lexists(place):
-        os.replace(made, place)
-        return
-    old = _beside(made, "-old")  # a folder is not replaced in one step: the old one steps aside
-    os.rename(place, old)
-    try:
-        os.replace(made, place)
-    except BaseException:
-        os.rename(old, place)
-        raise
-    _remove(old)
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+            sync_file(fs, path)
+    if os.path.isdir(made) or (os.path.isdir(place) and not os.path.islink(place)):
+        publish_folder(fs, made, place)
+    else:
+        publish_file(fs, made, place, sync=True)
 
 
 def _upload(fs: Any, local: str, place: str, token: str) -> None:
@@ -254,20 +224,8 @@ def _upload(fs: Any, local: str, place: str, token: str) -> None:
             shutil.copyfileobj(source, sink, _COPY_BYTES)
         size = fs.get_file_info(made).size
         if size is not None and size != os.path.getsize(local):
-            raise JobFailed(f"{size} bytes arrived at {place!r} where {os.path.getsize(local)} were sent")
-        _move(fs, made, place)
+            raise JobFailed(f"{size} bytes arrived at {place!r}, but {os.path.getsize(local)} were sent")
+        publish_file(fs, made, place)
     except BaseException:
-        # Closing a stream after an error makes an object of what has come so far: it must not stay.
-        with contextlib.suppress(*_CANNOT):
-            fs.delete_file(made)
+        remove(fs, made)  # closing a stream after an error completes an object of what was sent so far
         raise
-
-
-def _move(fs: Any, made: str, place: str) -> None:
-    try:
-        fs.move(made, place)
-    except _CANNOT:
-        if fs.get_file_info(place).type != FileType.File:
-            raise
-        fs.delete_file(place)  # some stores (HDFS) do not move onto a file
-        fs.move(made, place)

@@ -24,7 +24,7 @@ from penstock.jobs.report import FailedAttempt, Report
 from penstock.jobs.task import Job, Outcome, Task, failure
 from penstock.options import one_of
 from penstock.progress import Progress, progress
-from penstock.write.durable import scratch_folder
+from penstock.storage.locks import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -32,8 +32,7 @@ from penstock.schema.stored import find_schema
 from penstock.schema.unischema import Unischema
 from penstock.spark.session import check_session, hadoop_settings, row_group_settings
 from penstock.storage import is_hidden, resolve
-from penstock.write.durable import CANNOT, put_json, remove
-from penstock.write.place import can_rename
+from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, put_json, remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -139,7 +138,7 @@ class _Target:
     def begin(self) -> _Before:
         """Return what the folder holds, and note it beside the folder; never fails: the block may make it reachable."""
         before = _Before(None)
-        with suppress(*CANNOT):
+        with suppress(*FILESYSTEM_ERRORS):
             fs, path = self._place()
             before = _before(fs, path)
             note = {"cure": self._cure(before), "before": sorted(before.kept or ()), "process": this_process()}
@@ -150,7 +149,7 @@ class _Target:
 
     def end(self) -> None:
         """Say that the block is over."""
-        with suppress(*CANNOT):
+        with suppress(*FILESYSTEM_ERRORS):
             fs, path = self._place()
             remove(fs, note_path(path))
 
@@ -162,7 +161,7 @@ class _Target:
 
         Spark's usual committer leaves nothing of a failed job; others, and several jobs in one block, may.
         """
-        with suppress(*CANNOT):  # what made the block fail is the error to be seen
+        with suppress(*FILESYSTEM_ERRORS):  # what made the block fail is the error to be seen
             fs, path = self._place()
             files = _data_files(fs, path)
             if not files or files == before.files:
@@ -181,7 +180,7 @@ class _Target:
                 "for one, so that the dataset stays incomplete; remove what was added with penstock.discard(url) and "
                 f"run this job again, or {_AGAIN}"
             )
-        with suppress(*CANNOT):
+        with suppress(*FILESYSTEM_ERRORS):
             fs.delete_file(posixpath.join(path, MARKER))  # of an earlier attempt
         try:
             source = open_parquet(self.url, filesystem=self.filesystem, schema=schema, as_root=True)

@@ -23,10 +23,9 @@ from penstock.errors import DatasetIncomplete, SchemaError, TransformError
 from penstock.spark.arrays import slices, with_cells
 from penstock.spark.rows import encoded_rows
 from penstock.storage import resolve
-from penstock.write.durable import CANNOT, sync_file
+from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, sync_file
 from penstock.write.files import FileWriter
 from penstock.write.options import WriteOptions
-from penstock.write.place import can_rename
 from penstock.write.tables import table_works
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class _Staged:
     def remove(self) -> None:
         """Remove all files that were opened."""
         for path in self._opened:
-            with contextlib.suppress(*CANNOT):
+            with contextlib.suppress(*FILESYSTEM_ERRORS):
                 self._fs.delete_file(path)
 
 

@@ -32,8 +32,8 @@ from penstock.schema.unischema import Unischema
 from penstock.spark.session import cancelled_on_error, check_columns
 from penstock.spark.task import REPORT, Gate, Target, Task
 from penstock.storage.filesystem import first_look, resolve
+from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.cells import refuse_names, refuse_null
-from penstock.write.durable import CANNOT, remove
 from penstock.write.finish import facts_of, finish
 from penstock.write.journal import DoneFile, Journal
 from penstock.write.layout import Layout, plan_layout
@@ -125,7 +125,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         files = finish(stage, facts, files)
     except BaseException:
         _clear(stage, gate)
-        lock.give_back()
+        lock.release()
         raise
     try:
         stage.show(overwrite=overwrite, files=files)
@@ -133,7 +133,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         _clear(stage, gate)
         raise
     finally:
-        lock.give_back()
+        lock.release()
     tidy(stage)
     return summary(str(url), files)
 
@@ -215,7 +215,7 @@ def _remove_run(stage: Stage, run: str) -> None:
     if stage.folder is not None:
         remove(stage.fs, stage.folder)
         return
-    with contextlib.suppress(*CANNOT):
+    with contextlib.suppress(*FILESYSTEM_ERRORS):
         for relative in _parquet_files(stage):
             if f"-{run}-" in relative:
                 stage.fs.delete_file(posixpath.join(stage.data, relative))

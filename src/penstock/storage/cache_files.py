@@ -26,6 +26,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyarrow.fs import LocalFileSystem
+
+from penstock.storage.publish import put, temporary_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +52,6 @@ _BLOCK_BYTES = 4096
 _ENTRY = re.compile(r"[0-9a-f]{32}\.chunk")
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _PART = re.compile(r"(?P<where>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]+-(?P<cost>\d+)\.part")
-_TAG_PART = re.compile(r"CACHEDIR\.TAG\.\d+-\d+")
 _ABANDONED_S = 3600.0
 _numbers = itertools.count()
 
@@ -239,16 +241,14 @@ def check_folder(folder: str) -> bool:
 def mark_folder(folder: str, *, made_parent: bool) -> None:
     """Put our mark into the folder, and a place for parts; under the lock, as `remove_folder`."""
     if not is_ours(folder):
-        part = os.path.join(folder, f"{TAG}.{os.getpid()}-{next(_numbers)}")
-        with open(part, "w", encoding="ascii") as file:
-            file.write("\n".join([_SIGNATURE, _OURS, *([_MADE_PARENT] if made_parent else [])]) + "\n")
-        os.replace(part, os.path.join(folder, TAG))
+        text = "\n".join([_SIGNATURE, _OURS, *([_MADE_PARENT] if made_parent else [])]) + "\n"
+        put(LocalFileSystem(), os.path.join(folder, TAG), text.encode())
     os.makedirs(os.path.join(folder, PARTS), exist_ok=True)
 
 
 def _strange(folder: str, known: set[str]) -> list[str]:
     """Return the names in a folder that are neither known nor tags being written."""
-    return [name for name in os.listdir(folder) if name not in known and not _TAG_PART.fullmatch(name)]
+    return [name for name in os.listdir(folder) if name not in known and temporary_of(name) != TAG]
 
 
 def is_ours(folder: str) -> bool:

@@ -24,6 +24,8 @@ import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal
 
+from pyarrow.fs import LocalFileSystem
+
 from penstock.errors import PenstockWarning
 from penstock.options import one_of
 from penstock.storage.cache import ChunkCache, whole_bytes
@@ -46,6 +48,7 @@ from penstock.storage.cache_files import (
     write_entry,
 )
 from penstock.storage.ledger import Account, Ledger
+from penstock.storage.publish import publish_file
 
 if TYPE_CHECKING:
     Buffer = Any
@@ -189,7 +192,7 @@ class DiskCache(ChunkCache):
                 return
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(path))
-            os.replace(part, path)
+            publish_file(LocalFileSystem(), part, path)
         except BaseException:
             self._release(part, cost)
             raise

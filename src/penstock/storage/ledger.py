@@ -8,7 +8,6 @@ announced and never written), not too low; a count of the files puts it right. R
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import struct
 import threading
@@ -16,13 +15,14 @@ import time
 import zlib
 from typing import TYPE_CHECKING
 
+from penstock.storage.locks import try_lock, unlock_and_close
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RECORD = struct.Struct("<8sQ")
 _CHECK = struct.Struct("<I")
 _MAGIC = b"PNSTUSE1"
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.0005, 0.02
 
 
@@ -77,19 +77,22 @@ class Ledger:
             try:
                 yield Account(fd)
             finally:
-                _unlock(fd)
-                os.close(fd)
+                unlock_and_close(fd)
         finally:
             self._mutex.release()
 
     def _locked(self, deadline: float) -> int | None:
-        """Return the file, locked; a file that was deleted while we waited for it is no use."""
+        """Return the open file, locked; None after the deadline. A file that was deleted meanwhile is opened again."""
+        wait_s = _FIRST_WAIT_S
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
             try:
-                if not _lock(fd, deadline):
-                    os.close(fd)
-                    return None
+                while try_lock(fd) is False:
+                    if time.monotonic() >= deadline:
+                        os.close(fd)
+                        return None
+                    time.sleep(wait_s)
+                    wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 if self._is_current(fd):
                     return fd
             except BaseException:
@@ -110,52 +113,3 @@ def _parse(record: bytes) -> int | None:
     magic, used = _RECORD.unpack_from(record)
     good = magic == _MAGIC and _CHECK.unpack_from(record, _RECORD.size)[0] == zlib.crc32(record[: _RECORD.size])
     return int(used) if good else None
-
-
-def _lock(fd: int, deadline: float) -> bool:
-    wait_s = _FIRST_WAIT_S
-    while not _try_lock(fd):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-    return True
-
-
-try:
-    import fcntl
-
-    def _try_lock(fd: int) -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as exc:
-            if exc.errno not in _NO_LOCKS:
-                raise
-        return True
-
-    def _unlock(fd: int) -> None:
-        # Not left to close(): a child forked meanwhile has the same lock open, and would keep it.
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)
-
-except ImportError:  # Windows
-    import msvcrt
-
-    _FAR = 1 << 30  # locked bytes cannot be read by others there: lock one behind the record
-
-    def _try_lock(fd: int) -> bool:
-        os.lseek(fd, _FAR, os.SEEK_SET)
-        try:
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        except OSError:
-            return False
-        finally:
-            os.lseek(fd, 0, os.SEEK_SET)
-        return True
-
-    def _unlock(fd: int) -> None:
-        os.lseek(fd, _FAR, os.SEEK_SET)
-        with contextlib.suppress(OSError):
-            msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined,unused-ignore]

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from penstock.errors import SchemaError
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY, dump_row_group_counts, dump_unischema
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY
-from penstock.write.durable import sync_file
+from penstock.storage.publish import put, sync_file
 from penstock.write.journal import DoneFile
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ def finish(stage: Stage, facts: Mapping[str, Any], files: Sequence[DoneFile]) ->
     if facts["petastorm"] is not None:
         pairs[PETASTORM_SCHEMA_KEY] = base64.b64decode(facts["petastorm"])
         pairs[ROW_GROUPS_PER_FILE_KEY] = dump_row_group_counts({file.path: file.row_groups for file in files})
-    path = posixpath.join(stage.data, "_common_metadata")
-    with stage.fs.open_output_stream(path) as sink:
-        pq.write_metadata(columns.with_metadata(pairs), sink)
-    sync_file(stage.fs, path)
+    sink = pa.BufferOutputStream()
+    pq.write_metadata(columns.with_metadata(pairs), sink)
+    put(stage.fs, posixpath.join(stage.data, "_common_metadata"), sink.getvalue(), sync=True)
     return files
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.dataset.incomplete import BEGIN, DONE, checkpoints, read_json
-from penstock.write.durable import put_json, remove, sync_file, sync_folders
+from penstock.storage.publish import put_json, remove, sync_file, sync_folders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

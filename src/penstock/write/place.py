@@ -1,58 +1,62 @@
-"""Where a dataset is to appear, and how it does: whole or not at all.
+"""The target of a write: whether it may be written or replaced, and how the finished dataset gets there.
 
-`stage` fills a folder and this module puts it in the target's place. It knows filesystems and paths, not Parquet:
+`stage` fills a hidden folder and this module puts it in the target's place; the dataset appears whole or not at all.
+It knows filesystems and paths, not Parquet:
 
-- nothing there, or an empty folder: one rename, which fails if another writer was faster;
-- `overwrite` of a dataset: old and new swap places in one step where the system can (see `exchange`), else by two
-  renames, between which the old one waits under a hidden name and is moved back if the second fails;
-- a store that cannot rename folders: a marker is put into the target, the old files are deleted, the new ones moved one
-  by one, and the marker goes last; a dataset with a marker does not open, and committing again carries on. One writer
-  does so at a time: others are refused.
+- filesystems that rename: `storage.publish` does it, and a target that appeared meanwhile is checked again;
+- object stores: a marker is written to the target, the old files are deleted, the new ones moved one by one, and the
+  marker is deleted last; a dataset with a marker does not open, and committing again continues. One writer at a time
+  does so: others are refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
-import re
+import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 from penstock.dataset.incomplete import JOURNAL, MARKER, hidden_folders, hidden_name, note_path, read_json
 from penstock.errors import DatasetExists
-from penstock.write.durable import CANNOT, claim_alone, mutex, put_json, remove, sync_folders
-from penstock.write.exchange import exchange
+from penstock.storage.locks import mutex
+from penstock.storage.publish import can_rename, is_free, publish_folder, put_json, remove, temporary_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    import contextlib
+    from collections.abc import Callable, Iterable, Iterator
 
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
-_RENAMING = {"file", "local", "hdfs", "webhdfs", "arrow_hdfs", "sftp", "ssh", "smb", "ftp"}
-"""fsspec's names of filesystems that rename a folder as a whole."""
 _PARQUET = (".parquet", ".parq")
 _METADATA = {"_SUCCESS", "_metadata", "_common_metadata", MARKER}
 _DATABRICKS = ("_committed_", "_started_")
-_HALF = re.compile(r"\.(_metadata|_common_metadata)\.[0-9a-f]{12}\.writing|" + re.escape(MARKER) + r"\.writing")
-"""Metadata that a killed process was just writing."""
 _CLAIM = "claim.json"
-"""In a hidden folder on a store, whose files are replacing those of the target."""
+"""In a hidden folder on a store whose files are replacing those of the target."""
 _MOVES = 16
 """Files moved at a time on a store, where a move is a request or two."""
+_CLAIM_TRIES = 8
+_CLAIM_PAUSE_S = 0.08
 
 
-def can_rename(fs: FileSystem) -> bool:
-    """Tell whether a filesystem renames folders in one step; stores of objects do not."""
-    if isinstance(fs, SubTreeFileSystem):
-        return can_rename(fs.base_fs)
-    if isinstance(fs, PyFileSystem):
-        protocol = getattr(getattr(fs.handler, "fs", None), "protocol", ())
-        return bool(_RENAMING & ({protocol} if isinstance(protocol, str) else set(protocol)))
-    return fs.type_name in ("local", "hdfs")
+def claim_alone(fs: FileSystem, path: str, others: Callable[[], Iterable[str]]) -> str | None:
+    """Claim exclusive access on a store, which has no locks, by a small file; None: this process has it.
+
+    `others` lists the claims of other writers. Each writes its own claim before it looks for others, so of two at once
+    at least one sees the other; it withdraws its claim and tries again after a while. Returns a claim that stays.
+    """
+    for _ in range(_CLAIM_TRIES):
+        put_json(fs, path, {"process": os.getpid()})
+        other = next(iter(others()), None)
+        if other is None:
+            return None
+        remove(fs, path)
+        time.sleep(random.uniform(0, _CLAIM_PAUSE_S))
+    return other
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +91,12 @@ class Place:
         return posixpath.join(parent, hidden_name(name, token))
 
     def mutex(self) -> contextlib.AbstractContextManager[bool]:
-        """Hold the lock of the folder that holds the target: see `durable.mutex`."""
+        """Hold the lock of the folder that holds the target: see `storage.locks`."""
         return mutex(self.fs, posixpath.dirname(self.path))
 
     def is_free(self) -> bool:
         """Tell whether nothing is there, or an empty folder."""
-        info = self.fs.get_file_info(self.path)
-        return info.type == FileType.NotFound or _is_empty(self.fs, info)
+        return is_free(self.fs, self.path)
 
     def check(self, *, overwrite: bool) -> None:
         """Raise DatasetExists if something is there that may not be replaced."""
@@ -135,53 +138,7 @@ class Place:
             except FileNotFoundError as error:  # another writer has taken this one for dead, and removed its files
                 raise self._taken(None) from error
             return
-        while not self._appear(folder):  # another round only where another writer has just shown or removed something
-            self.check(overwrite=overwrite)
-            if (isinstance(self.fs, LocalFileSystem) and exchange(folder, self.path)) or self._replace(folder):
-                break
-        sync_folders(self.fs, [posixpath.dirname(self.path), posixpath.dirname(folder)])
-
-    def _appear(self, folder: str) -> bool:
-        """Rename a folder to the target; False where something other than an empty folder is there."""
-        if not self.is_free():
-            return False
-        with contextlib.suppress(*CANNOT):
-            _remove_empty(self.fs, self.path)
-        try:
-            _move(self.fs, folder, self.path)
-        except CANNOT:
-            if self.fs.get_file_info(self.path).type == FileType.NotFound:
-                raise
-            return False  # another writer was faster: a folder does not replace one that holds something
-        inside = posixpath.join(self.path, posixpath.basename(folder))
-        if not isinstance(self.fs, LocalFileSystem) and self.fs.get_file_info(inside).type != FileType.NotFound:
-            _move(self.fs, inside, folder)  # HDFS and fsspec move a folder into one that is there
-            return False
-        return True
-
-    def _replace(self, folder: str) -> bool:
-        """Move what is there aside and the folder to the target; False where another writer was at it as well."""
-        old = f"{folder}.old"
-        try:
-            _move(self.fs, self.path, old)
-        except CANNOT:
-            if self.fs.get_file_info(self.path).type == FileType.NotFound:
-                return False
-            raise
-        try:
-            done = self._appear(folder)
-        except BaseException:
-            _move(self.fs, old, self.path)
-            raise
-        remove(self.fs, old)
-        return done
-
-    def put_back(self, folder: str) -> None:
-        """Put the old dataset back that a process had moved aside when it died between the two renames."""
-        old = f"{folder}.old"
-        gone = self.fs.get_file_info(self.path).type == FileType.NotFound
-        if gone and self.fs.get_file_info(old).type != FileType.NotFound:
-            _move(self.fs, old, self.path)
+        publish_folder(self.fs, folder, self.path, check=lambda: self.check(overwrite=overwrite))
 
     def _move_files(self, folder: str, wanted: Iterable[str]) -> None:
         """Replace the files of a target on a store; a target whose marker says `moving` has no old files left.
@@ -248,34 +205,11 @@ def _files(fs: FileSystem, folder: str) -> list[str]:
     return [info.path for info in found if info.type == FileType.File]
 
 
-def _is_empty(fs: FileSystem, info: Any) -> bool:
-    if info.type != FileType.Directory:
-        return False
-    return not fs.get_file_info(FileSelector(info.path, allow_not_found=True))
-
-
-def _remove_empty(fs: FileSystem, path: str) -> None:
-    if isinstance(fs, LocalFileSystem):
-        os.rmdir(path)  # fails where a file has appeared meanwhile; delete_dir would remove that too
-    elif fs.get_file_info(path).type == FileType.Directory:
-        fs.delete_dir(path)
-
-
 def _belongs(relative: str) -> bool:
     """Tell whether a file is one that Parquet datasets have: data in the folders of partitions, or known metadata."""
     *folders, name = relative.split("/")
     if folders[:1] == [JOURNAL] or folders[:1] == ["_temporary"]:
         return True
     known = name.endswith(_PARQUET) or name in _METADATA or (name[0] in "._" and name.endswith(".crc"))
-    known = known or name.startswith(_DATABRICKS) or _HALF.fullmatch(name) is not None
+    known = known or name.startswith(_DATABRICKS) or temporary_of(name) in _METADATA
     return known and all("=" in folder for folder in folders)
-
-
-def _move(fs: FileSystem, source: str, target: str) -> None:
-    if isinstance(fs, LocalFileSystem):
-        os.rename(source, target)
-    else:
-        fs.move(source, target)
-
-
-__all__ = ["CANNOT", "Place", "can_rename"]

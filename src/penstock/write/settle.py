@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.dataset.incomplete import ALONE, SHARED, writers
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
 from penstock.storage.filesystem import first_look, resolve
-from penstock.write.durable import SHUFFLE, Lock, remove_dead_scratch
+from penstock.storage.locks import Lock, remove_dead_scratch
 from penstock.write.files import Written
 from penstock.write.finish import finish, same_layout
 from penstock.write.journal import DoneFile, Journal
@@ -23,6 +23,9 @@ from penstock.write.writer import summary
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+SHUFFLE = ".penstock-shuffle-"
+"""Prefix of the scratch folders beside a dataset that is being rewritten with `shuffle`."""
 
 
 def commit(

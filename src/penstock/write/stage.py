@@ -42,8 +42,9 @@ from penstock.dataset.incomplete import (
 )
 from penstock.errors import DatasetExists, DatasetIncomplete
 from penstock.storage import walk
-from penstock.write.durable import CANNOT, Lock, claim_alone, put_json, remove, sync_folders
-from penstock.write.place import Place, can_rename
+from penstock.storage.locks import Lock
+from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, put_json, remove, restore, sync_folders
+from penstock.write.place import Place, claim_alone
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -183,7 +184,7 @@ class Stage:
             return
         folder = self.folder
         if can_rename(self.fs):  # in one step, by a name under which nobody writes
-            with contextlib.suppress(*CANNOT):  # somebody else may have been faster
+            with contextlib.suppress(*FILESYSTEM_ERRORS):  # somebody else may have been faster
                 folder = self.folder.removesuffix("writing") + _GONE
                 self.fs.move(self.folder, folder)
         _remove_shown(self.fs, folder)
@@ -199,7 +200,7 @@ class Stage:
     def remove(self) -> None:
         """Remove everything that was written here, and nothing else; the marker goes last."""
         if self.folder is not None:
-            self.place.put_back(self.data)
+            restore(self.fs, self.data, self.place.path)
             remove(self.fs, self.folder)
             return
         if not self._is_ours():
@@ -281,7 +282,7 @@ def claim(place: Place, options: WriteOptions) -> tuple[Stage, Lock]:
                 f"{place.path} is being written or replaced by another process at the same time; wait until it ends"
             ) from error
         lock = Lock(place.fs, stage.writer(options.part))
-        if not lock.take():
+        if not lock.acquire():
             raise DatasetExists(
                 f"{place.path} is being written by another process"
                 + ("" if options.part is None else f" as part {options.part} too")

@@ -22,7 +22,7 @@ from penstock.dataset.incomplete import writers
 from penstock.errors import InternalError, SchemaError, StateMismatch
 from penstock.progress import Progress
 from penstock.storage.filesystem import first_look, resolve
-from penstock.write.durable import CANNOT, remove
+from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.files import FileWriter, Written
 from penstock.write.finish import facts_of, finish, same_layout
 from penstock.write.journal import DoneFile, Journal
@@ -250,7 +250,7 @@ class Writer:
         """Say so where writing fails because the dataset was discarded or replaced meanwhile."""
         try:
             yield
-        except CANNOT:
+        except FILESYSTEM_ERRORS:
             self._stage.check()
             raise
 
@@ -283,7 +283,7 @@ class Writer:
         except BaseException:
             self.abort()
             raise
-        self._lock.give_back()
+        self._lock.release()
         self._is_over = True
         self._written = summary(self._url, files)
         if self._options.part is None:
@@ -321,7 +321,7 @@ class Writer:
             else:
                 self._stage.remove_files(self._options.prefix, keep=())
                 remove(self._stage.fs, self._journal.folder)
-        self._lock.give_back()  # last: a folder whose lock is free may be removed by others
+        self._lock.release()  # last: a folder whose lock is free may be removed by others
 
     def _close(self) -> None:
         self._is_open = False

@@ -20,6 +20,7 @@ from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 from penstock.errors import PenstockWarning
 from penstock.petastorm.fs_utils import checked_url, normalize_dir_url
 from penstock.storage import resolve
+from penstock.storage.publish import put
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -197,8 +198,7 @@ def data_sizes(place: Place) -> list[int]:
 
 def _write_marker(place: Place, files: Sequence[str]) -> None:
     text = json.dumps({"made_by": _MADE_BY, "version": 1, "files": list(files)})
-    with place.fs.open_output_stream(f"{place.path}/{MARKER}") as out:
-        out.write(text.encode())
+    put(place.fs, f"{place.path}/{MARKER}", text.encode())
 
 
 def _read_marker(place: Place) -> list[str] | None:

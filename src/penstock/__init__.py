@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from penstock.jobs import map_files
     from penstock.storage.cache import MemoryCache
     from penstock.storage.disk_cache import DiskCache
+    from penstock.write.commits import commit, discard
     from penstock.write.folder import write_folder
-    from penstock.write.settle import commit, discard
     from penstock.write.writer import Writer
 
 __version__ = "0.1.0"
@@ -58,8 +58,8 @@ _LATE = {
     "MemoryCache": "penstock.storage.cache",
     "Mix": "penstock.engine.mix",
     "Writer": "penstock.write.writer",
-    "commit": "penstock.write.settle",
-    "discard": "penstock.write.settle",
+    "commit": "penstock.write.commits",
+    "discard": "penstock.write.commits",
     "doctor": "penstock.doctor",
     "install_as_petastorm": "penstock.alias",
     "map_files": "penstock.jobs",

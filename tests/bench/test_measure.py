@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.bench import Limit, Task, measure
+from penstock.bench import Limit, Workload, measure
 from penstock.bench.__main__ import main
 from penstock.bench.measure import timed_only
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 
 
 def quick(**changes):
-    return Task(**{"options": {"batch_size": 16}, "seconds": 0.1, "warm_up_s": 0.05, "rounds": 2, **changes})
+    return Workload(**{"options": {"batch_size": 16}, "seconds": 0.1, "warm_up_s": 0.05, "rounds": 2, **changes})
 
 
 def test_the_limit_does_the_least_work_for_every_kind_of_column(folder):

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.doctor import Report, examine
+from penstock.doctor import DoctorReport, examine
 from penstock.errors import ColumnNotFound, DatasetNotFound, PlanError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def make(folder: Path, group_rows: int, *, labels: str = "mixed", files: int = 1
     return folder
 
 
-def codes(report: Report) -> dict[str, str]:
+def codes(report: DoctorReport) -> dict[str, str]:
     return {finding.code: finding.severity for finding in report.findings}
 
 
@@ -209,7 +209,7 @@ def test_the_cure_that_is_printed_works_as_it_is(tmp_path: Path, capsys: Any) ->
     assert examine(tmp_path / "out", world=1, **SMALL).findings == ()
 
 
-def cured(report: Report, out: Path) -> Path:
+def cured(report: DoctorReport, out: Path) -> Path:
     """Run the command that the report prints, as a shell would."""
     words = shlex.split((report.rewrite_command or "no cure").replace(" OUT", f" {shlex.quote(str(out))}"))
     assert words[:2] == ["penstock", "rewrite"]

@@ -231,20 +231,20 @@ def test_attempts_that_failed_leave_no_rows_behind(spark, tmp_path):
     from pyarrow.fs import LocalFileSystem
 
     from penstock.schema.arrow import arrow_schema
-    from penstock.spark.task import Gate, Target, Task
+    from penstock.spark.task import Gate, Target, WriteTask
     from penstock.spark.write import _run
     from penstock.storage.publish import put_json
     from penstock.write.layout import plan_layout
     from penstock.write.options import WriteOptions
-    from penstock.write.place import Place
-    from penstock.write.stage import choose
+    from penstock.write.staging import choose
+    from penstock.write.target import WriteTarget
 
     options = WriteOptions(1 << 20, 2, (), False, "auto")
-    stage = choose(Place(LocalFileSystem(), str(tmp_path / "set")), options)
+    stage = choose(WriteTarget(LocalFileSystem(), str(tmp_path / "set")), options)
     layout = plan_layout(POINTS, arrow_schema(POINTS), ())
     gate = Gate(f"{stage.journal}/gate.json", "1234")
     put_json(stage.fs, gate.path, {"run": gate.run})
-    task = Task(Target(str(tmp_path / "set"), None, None, stage.data, gate), layout, options)
+    task = WriteTask(Target(str(tmp_path / "set"), None, None, stage.data, gate), layout, options)
     frame = points_frame(spark, [row_of(i) for i in range(10)], 2)
     first, second = _run(frame, task), _run(frame, task)
     assert {file.path for file in first}.isdisjoint(file.path for file in second)

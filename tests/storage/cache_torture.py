@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.storage import cache_files
 from penstock.storage.disk_cache import DiskCache
-from penstock.storage.ledger import Ledger
+from penstock.storage.usage_counter import UsageCounter
 
 PROCESSES = 8
 KEYS = 60
@@ -65,7 +65,10 @@ def start(folder: Path, eviction: str, seed: int) -> int:
 
 def on_disk(folder: Path) -> int:
     """Bytes of all entries as the cache counts them, looked at while nobody deletes any."""
-    with contextlib.suppress(FileNotFoundError), Ledger(str(folder / cache_files.FOLDER / "usage")).hold(5) as account:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        UsageCounter(str(folder / cache_files.FOLDER / "usage")).hold(5) as account,
+    ):
         assert account is not None
         return sum(entry.cost for entry in cache_files.entries(str(folder / cache_files.FOLDER)))
     return 0  # there is no folder yet, or no more

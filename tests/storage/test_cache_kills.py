@@ -8,7 +8,7 @@ import pytest
 
 from penstock.storage import cache_files
 from penstock.storage.disk_cache import DiskCache
-from penstock.storage.ledger import Ledger
+from penstock.storage.usage_counter import UsageCounter
 from tests.depth import depth
 from tests.house import ROOT
 from tests.storage.cache_torture import LIMIT, PROCESSES, right
@@ -44,7 +44,7 @@ def check_what_is_left(folder):
     assert found
     cache.store("f" * 32, cache.load(found[0].stem))
     assert list((ours / "parts").iterdir()) == []
-    assert cache.used_bytes <= (Ledger(str(ours / "usage")).peek() or 0) <= LIMIT
+    assert cache.used_bytes <= (UsageCounter(str(ours / "usage")).peek() or 0) <= LIMIT
     cache.clear()
     # A process killed between making the folder and marking it as made leaves a folder that nobody may delete.
     assert not folder.exists() or list(folder.iterdir()) == []

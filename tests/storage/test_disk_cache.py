@@ -16,7 +16,7 @@ from penstock.errors import PenstockWarning
 from penstock.storage import cache_files, disk_cache
 from penstock.storage.cache_files import HEADER_BYTES, cost_of, entry_path
 from penstock.storage.disk_cache import DiskCache
-from penstock.storage.ledger import Ledger
+from penstock.storage.usage_counter import UsageCounter
 
 ENTRY = 8192  # what an entry of these tests takes on disk
 
@@ -166,7 +166,7 @@ class TestLimit:
             cache = DiskCache(tmp_path, 4 * ENTRY, eviction="none")
             fill(cache, range(3, 9))
             assert len(kept(cache, range(9))) == 4
-            assert Ledger(str(usage)).peek() == 4 * ENTRY
+            assert UsageCounter(str(usage)).peek() == 4 * ENTRY
             for number in (3, 4, 5, 6, 7, 8):
                 cache.drop(key(number))
 
@@ -183,7 +183,7 @@ class TestLimit:
         monkeypatch.setattr(disk_cache, "_LOCK_S", 0.1)
         cache = DiskCache(tmp_path, 10**6)
         fill(cache, [0])
-        with Ledger(str(tmp_path / cache_files.FOLDER / "usage")).hold(1) as account:
+        with UsageCounter(str(tmp_path / cache_files.FOLDER / "usage")).hold(1) as account:
             assert account is not None
             began = time.monotonic()
             fill(cache, [1, 0])
@@ -295,7 +295,7 @@ class TestForeignFiles:
         fill(mine, range(6))
         mine.clear_own()
         assert kept(mine, range(6)) == [0, 1, 2]
-        assert Ledger(str(tmp_path / cache_files.FOLDER / "usage")).peek() == 3 * ENTRY
+        assert UsageCounter(str(tmp_path / cache_files.FOLDER / "usage")).peek() == 3 * ENTRY
         mine.clear_own()
         other.clear()
         fill(mine, range(2))  # a folder that another one deleted is made again
@@ -318,7 +318,7 @@ class TestRefusal:
         assert "what is in it is used" in str(told[0].message)
         assert cache.load(key(1)) == data(1)
         assert list((tmp_path / cache_files.FOLDER / "parts").iterdir()) == []
-        assert Ledger(str(tmp_path / cache_files.FOLDER / "usage")).peek() == 3 * ENTRY
+        assert UsageCounter(str(tmp_path / cache_files.FOLDER / "usage")).peek() == 3 * ENTRY
 
     def test_a_folder_that_cannot_be_written_serves_what_it_has(self, tmp_path):
         fill(DiskCache(tmp_path, 10**6), range(3))
@@ -378,7 +378,7 @@ class TestParts:
         for path in (dead, live, elsewhere, ancient):
             path.write_bytes(b"half an entry")
         os.utime(ancient, (0, 0))
-        ledger = Ledger(str(tmp_path / cache_files.FOLDER / "usage"))
+        ledger = UsageCounter(str(tmp_path / cache_files.FOLDER / "usage"))
         with ledger.hold(1) as account:
             account.write(5 * ENTRY)
         fill(DiskCache(tmp_path, 10**6), [2])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.write.arrays import quick_array, quick_column
-from penstock.write.spares import LEAST_BYTES, MOST_BYTES, Spares
+from penstock.write.buffer_pool import LEAST_BYTES, MOST_BYTES, BufferPool
 from tests.depth import depth
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
@@ -79,7 +79,7 @@ def test_columns_become_what_arrow_makes_of_them(dtype: str, masked: bool, step:
 
 
 def test_memory_of_copies_is_used_again() -> None:
-    spares = Spares()
+    spares = BufferPool()
     value = np.arange(LEAST_BYTES, dtype=np.int32).reshape(4, -1)
     first = spares.copy(value)
     assert np.array_equal(first, value)
@@ -93,7 +93,7 @@ def test_memory_of_copies_is_used_again() -> None:
 
 
 def test_memory_kept_is_bounded() -> None:
-    spares = Spares()
+    spares = BufferPool()
     copies = [spares.copy(np.zeros(8 << 20, np.uint8)) for _ in range(12)]
     spares.give_back(copies)
     assert spares._bytes == MOST_BYTES

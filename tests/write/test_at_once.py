@@ -20,8 +20,8 @@ from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound
 from penstock.storage import locks as locks_module
 from penstock.storage import publish as publish_module
 from penstock.storage.locks import Lock, mutex
-from penstock.write.place import Place
-from penstock.write.stage import Stage
+from penstock.write.staging import StagedDataset
+from penstock.write.target import WriteTarget
 from tests.depth import depth
 from tests.write.ids import IDS, ids, rows
 
@@ -108,7 +108,7 @@ def test_what_appears_in_the_last_moment_is_not_replaced(
 ) -> None:
     writer = penstock.Writer(tmp_path / "d", IDS)
     writer.extend(rows(0, 3))
-    owner, name = (Place, "check") if moment == "check" else (publish_module, "_remove_empty")
+    owner, name = (WriteTarget, "check") if moment == "check" else (publish_module, "_remove_empty")
     real = getattr(owner, name)
 
     def overtaken(*args: Any, **options: Any) -> None:
@@ -133,14 +133,14 @@ def test_an_overwrite_that_is_overtaken_replaces_what_came_in_between(
         monkeypatch.setattr(publish_module, "exchange", lambda *_: False)
     writer = penstock.Writer(tmp_path / "d", IDS, overwrite=True)
     writer.extend(rows(0, 3))
-    real = Stage.show
+    real = StagedDataset.show
 
-    def overtaken(stage: Stage, **options: Any) -> None:
-        monkeypatch.setattr(Stage, "show", real)
+    def overtaken(stage: StagedDataset, **options: Any) -> None:
+        monkeypatch.setattr(StagedDataset, "show", real)
         penstock.write(rows(100, 105), tmp_path / "d", IDS, overwrite=True)
         real(stage, **options)
 
-    monkeypatch.setattr(Stage, "show", overtaken)
+    monkeypatch.setattr(StagedDataset, "show", overtaken)
     writer.commit()
     assert ids(tmp_path / "d") == [0, 1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
@@ -172,7 +172,7 @@ def test_a_filesystem_that_moves_into_a_folder_does_not_mix_datasets(
         penstock.write(rows(5, 8), tmp_path / "d", IDS)
 
     monkeypatch.setattr(publish_module, "_remove_empty", overtaken)
-    place = Place(PyFileSystem(FSSpecHandler(fsspec.filesystem("file"))), str(tmp_path / "d"))
+    place = WriteTarget(PyFileSystem(FSSpecHandler(fsspec.filesystem("file"))), str(tmp_path / "d"))
     (tmp_path / "staged" / "data").mkdir(parents=True)
     (tmp_path / "staged" / "data" / "x.parquet").write_bytes(b"")
     with pytest.raises(DatasetExists, match="exists already"):
@@ -232,14 +232,14 @@ def test_a_store_on_which_another_dataset_has_appeared_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"memory://appeared-{abs(hash(str(tmp_path)))}/d"
-    real = Stage.make
+    real = StagedDataset.make
 
-    def overtaken(stage: Stage) -> None:
-        monkeypatch.setattr(Stage, "make", real)
+    def overtaken(stage: StagedDataset) -> None:
+        monkeypatch.setattr(StagedDataset, "make", real)
         penstock.write(rows(100, 105), url, IDS)
         real(stage)
 
-    monkeypatch.setattr(Stage, "make", overtaken)
+    monkeypatch.setattr(StagedDataset, "make", overtaken)
     with pytest.raises(DatasetExists, match="is being written by another process"):
         penstock.write(rows(0, 3), url, IDS)
     assert ids(url) == [*range(100, 105)]
@@ -313,7 +313,7 @@ def test_a_mutex_is_not_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 COMMIT = """
 import os, signal, sys, penstock
-from penstock.write import stage
+from penstock.write import staging as stage
 def die(*args, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 class Dying:
@@ -323,7 +323,7 @@ class Dying:
         die()
 moment = sys.argv[2]
 if moment == "shown":
-    stage.Stage._forget = die
+    stage.StagedDataset._forget = die
 if moment == "renamed":
     stage._remove_shown = die
 if moment == "removing":

@@ -15,8 +15,8 @@ import penstock
 from penstock.dataset.incomplete import this_process
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
 from penstock.storage import publish as publish_module
-from penstock.write import stage as stage_module
-from penstock.write.stage import Stage
+from penstock.write import staging as stage_module
+from penstock.write.staging import StagedDataset
 from tests.write.ids import IDS, ids, rows
 
 
@@ -199,7 +199,7 @@ def test_a_commit_cut_short_when_the_dataset_was_there_is_not_undone_by_the_next
     for part in range(2):
         penstock.write(rows(10 * part, 10 * part + 10), url, IDS, part=part, overwrite=True)
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "_forget", killed)
+        patch.setattr(StagedDataset, "_forget", killed)
         if num_old or "://" not in url:  # a new target on a store has no folder of its own
             with pytest.raises(KeyboardInterrupt):
                 penstock.commit(url)
@@ -231,7 +231,7 @@ def test_a_resumed_write_that_replaces_does_not_bring_the_old_rows_back(
 ) -> None:
     penstock.write(rows(1000, 1000 + num_old), url, IDS)
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "_forget", killed)
+        patch.setattr(StagedDataset, "_forget", killed)
         with pytest.raises(KeyboardInterrupt):
             penstock.write(rows(0, 20), url, IDS, overwrite=True, resume=True)
     assert ids(url) == list(range(20))

@@ -17,7 +17,7 @@ from penstock.codecs import (
     ScalarCodec,
 )
 from penstock.schema.unischema import Unischema, UnischemaField
-from penstock.write.owned import own
+from penstock.write.defensive_copy import own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,6 +5,6 @@ prints both beside each other with the loader's report. Opens what `penstock.ope
 """
 
 from penstock.bench.limit import Limit
-from penstock.bench.measure import FRAMEWORKS, Result, Task, measure
+from penstock.bench.measure import FRAMEWORKS, Result, Workload, measure
 
-__all__ = ["FRAMEWORKS", "Limit", "Result", "Task", "measure"]
+__all__ = ["FRAMEWORKS", "Limit", "Result", "Workload", "measure"]

@@ -1,4 +1,4 @@
-"""The command line of `python -m penstock.bench`: options to a `Task`, a `Result` to text.
+"""The command line of `python -m penstock.bench`: options to a `Workload`, a `Result` to text.
 
 Opens the dataset and prints what `measure` gives; errors become one line. Everything else happens there.
 """
@@ -11,7 +11,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.measure import FRAMEWORKS, Task, measure
+from penstock.bench.measure import FRAMEWORKS, Workload, measure
 from penstock.cli.main import size
 from penstock.errors import PenstockError
 
@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace) -> str:
     options: dict[str, Any] = {"batch_size": args.batch_size, "shuffle": SHUFFLE[args.shuffle], "seed": args.seed}
     given = {"workers": args.workers, "pool": args.pool, "memory_bytes": args.memory_bytes, "device": args.device}
     options |= {name: value for name, value in given.items() if value is not None}
-    task = Task(
+    task = Workload(
         options=options, framework=args.framework, seconds=args.seconds, warm_up_s=args.warm_up, rounds=args.rounds
     )
     result = measure(dataset, task)

@@ -33,7 +33,7 @@ _PER_SECOND = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class Workload:
     """What to measure."""
 
     options: Mapping[str, Any]
@@ -65,7 +65,7 @@ class Task:
 class Result:
     """What the rounds gave."""
 
-    task: Task
+    task: Workload
     ours: tuple[float, ...]
     """Rows per second of the loader, round by round."""
     limit: tuple[float, ...]
@@ -115,7 +115,7 @@ class Result:
         )
 
 
-def measure(dataset: Dataset, task: Task) -> Result:
+def measure(dataset: Dataset, task: Workload) -> Result:
     """Measure a dataset; takes about `task.total_s` seconds.
 
     The loader runs without end, so what fits into its memory is read once, as in training over many epochs; the limit
@@ -144,7 +144,7 @@ def measure(dataset: Dataset, task: Task) -> Result:
 
 
 def _round(
-    make: Callable[[], Any], task: Task, look: Callable[[Any], int], tick: Callable[[], None]
+    make: Callable[[], Any], task: Workload, look: Callable[[Any], int], tick: Callable[[], None]
 ) -> tuple[float, float, str]:
     """Return the rate of one loader, when its first batch came, and its report."""
     began = time.perf_counter()

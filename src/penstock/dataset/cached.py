@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
 from penstock.dataset.read import FileTouched
-from penstock.storage.identity import version_of
+from penstock.storage.file_version import version_of
 from penstock.storage.ranges import coalesce
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from penstock.dataset.column_chunks import ColumnChunks
 from penstock.dataset.discover import MAGIC
 from penstock.dataset.thrift import ThriftError
 from penstock.errors import BadFile
+from penstock.storage.file_version import open_identified
 from penstock.storage.filesystem import is_utf8
-from penstock.storage.identity import open_identified
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -22,7 +22,7 @@ from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS, read_footer
 from penstock.dataset.sizes import leaf_paths
 from penstock.errors import BadFile, FileChanged
 from penstock.schema.arrow import flatten_structs
-from penstock.storage.identity import identity_of
+from penstock.storage.file_version import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ commands `penstock doctor` and `penstock rewrite`. Nothing else uses this packag
 """
 
 from penstock.doctor.examine import examine
-from penstock.doctor.report import Finding, Report
+from penstock.doctor.report import DoctorReport, Finding
 from penstock.doctor.rewriting import rewrite
 
-__all__ = ["Finding", "Report", "examine", "rewrite"]
+__all__ = ["DoctorReport", "Finding", "examine", "rewrite"]

@@ -1,7 +1,7 @@
 """Judge a layout: from facts to findings, each with the size of its effect and its cure.
 
-Pure arithmetic on `Facts` and on what the planner says a run would do; reads nothing. What a rewrite would give is
-planned the same way as what is there, so that every effect is "now" against "then".
+Pure arithmetic on `LayoutFacts` and on the plan of a training run; reads nothing. What a rewrite would give is planned
+the same way as what is there, so every effect compares "now" with "rewritten".
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from penstock.dataset.common_metadata import COMMON_METADATA
 from penstock.display import count_text, size_text
-from penstock.doctor.aim import LARGE, MANY, WORTH_IT, poorly_mixed
 from penstock.doctor.report import Finding
+from penstock.doctor.target_layout import LARGE, MANY, WORTH_IT, poorly_mixed
 from penstock.options import READ_COST
 from penstock.plan.advice import READ_FACTOR
 from penstock.plan.order import typical_rows
@@ -21,16 +21,16 @@ from penstock.plan.order import typical_rows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.doctor.aim import Aim, Reads, Wanted
-    from penstock.doctor.facts import Facts
-    from penstock.doctor.weigh import Rows
+    from penstock.doctor.facts import LayoutFacts
+    from penstock.doctor.row_sizes import Rows
+    from penstock.doctor.target_layout import Aim, ReadFactor, TrainingRun
     from penstock.plan.plan import Plan
 
 STORE_S, STORE_READS = 0.03, 32
 """What effects on a store are computed with: an answer takes 30 ms, 32 are asked for at a time."""
 
 
-def check_files(facts: Facts) -> Iterator[Finding]:
+def check_files(facts: LayoutFacts) -> Iterator[Finding]:
     """Damaged files."""
     if facts.bad:
         path, reason = facts.bad[0]
@@ -46,7 +46,7 @@ def check_files(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def check_groups(facts: Facts, rows: Rows, wanted: Wanted, aim: Aim) -> Iterator[Finding]:
+def check_groups(facts: LayoutFacts, rows: Rows, wanted: TrainingRun, aim: Aim) -> Iterator[Finding]:
     """Row groups: too large, too small, too few for the ranks, and a rewrite would make better ones.
 
     Says nothing where all rows fit one good row group.
@@ -66,7 +66,7 @@ def check_groups(facts: Facts, rows: Rows, wanted: Wanted, aim: Aim) -> Iterator
         yield _few(len(counts), reads, aim.reads, wanted)
 
 
-def note_lanes(facts: Facts, row_bytes: float, wanted: Wanted, aim: Aim) -> Iterator[str]:
+def note_lanes(facts: LayoutFacts, row_bytes: float, wanted: TrainingRun, aim: Aim) -> Iterator[str]:
     """Yield a note where ranks read too much, and a rewrite is no cure: lanes that the user has to name, or none."""
     counts = facts.group_rows
     if float(counts.sum()) * row_bytes <= wanted.row_group_bytes:
@@ -84,7 +84,7 @@ def note_lanes(facts: Facts, row_bytes: float, wanted: Wanted, aim: Aim) -> Iter
         )
 
 
-def _large(typical: float, made: float, plans: tuple[Plan, Plan], wanted: Wanted) -> Finding:
+def _large(typical: float, made: float, plans: tuple[Plan, Plan], wanted: TrainingRun) -> Finding:
     now, then = plans
     mixing = (now.chunks_per_batch or 0.0, then.chunks_per_batch or 0.0)
     poor = poorly_mixed(now)
@@ -121,7 +121,7 @@ def _small(sizes: tuple[float, float], groups: tuple[int, int]) -> Finding:
     )
 
 
-def _few(num_groups: int, now: Reads, then: Reads, wanted: Wanted) -> Finding:
+def _few(num_groups: int, now: ReadFactor, then: ReadFactor, wanted: TrainingRun) -> Finding:
     lanes = "" if then.lanes is None else f", and start the run with lanes={then.lanes}"
     return Finding(
         "few-row-groups",
@@ -135,7 +135,7 @@ def _few(num_groups: int, now: Reads, then: Reads, wanted: Wanted) -> Finding:
     )
 
 
-def check_file_sizes(facts: Facts, open_s: float, wanted: Wanted, fewer: int) -> Iterator[Finding]:
+def check_file_sizes(facts: LayoutFacts, open_s: float, wanted: TrainingRun, fewer: int) -> Iterator[Finding]:
     """Many tiny files, where a rewrite would make `fewer`."""
     sizes = facts.file_bytes
     if not wanted.has_tiny_files(len(sizes), int(sizes.sum())) or fewer >= WORTH_IT * len(sizes):
@@ -154,7 +154,7 @@ def check_file_sizes(facts: Facts, open_s: float, wanted: Wanted, fewer: int) ->
     )
 
 
-def check_statistics(facts: Facts) -> Iterator[Finding]:
+def check_statistics(facts: LayoutFacts) -> Iterator[Finding]:
     """Columns that a filter has to read because their least and greatest values are not stored."""
     found = facts.no_statistics()
     if not found:
@@ -174,7 +174,7 @@ def check_statistics(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def check_schemas(facts: Facts, failure: str | None) -> Iterator[Finding]:
+def check_schemas(facts: LayoutFacts, failure: str | None) -> Iterator[Finding]:
     """Files whose columns differ; `failure` is what opening said of it."""
     schemas = facts.schemas()
     if len(schemas) < 2:
@@ -216,7 +216,7 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
     return "their columns are alike"
 
 
-def check_metadata(facts: Facts) -> Iterator[Finding]:
+def check_metadata(facts: LayoutFacts) -> Iterator[Finding]:
     """A schema that is not stored, and a `_metadata` that does not tell the truth."""
     names = [f.name for f in facts.files[0].schema if _is_binary(f.type)] if facts.files else []
     if not facts.has_schema and names:

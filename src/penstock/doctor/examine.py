@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.dataset import open_parquet
 from penstock.doctor import checks
-from penstock.doctor.aim import Wanted, aim
 from penstock.doctor.facts import gather_facts
 from penstock.doctor.labels import check_label, find_label
-from penstock.doctor.report import Finding, Report
-from penstock.doctor.weigh import weigh
+from penstock.doctor.report import DoctorReport, Finding
+from penstock.doctor.row_sizes import weigh
+from penstock.doctor.target_layout import TrainingRun, aim
 from penstock.errors import BadFile, MetadataError, PlanError, SchemaError
 from penstock.options import WINDOW_BYTES
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.dataset import ParquetSource
-    from penstock.doctor.facts import Facts
+    from penstock.doctor.facts import LayoutFacts
 
 WORLD, BATCH_SIZE, ROW_GROUP_BYTES = 8, 256, 16 << 20
 
@@ -40,7 +40,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     window_bytes: int = WINDOW_BYTES,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
-) -> Report:
+) -> DoctorReport:
     """Look at a dataset as a shuffled training run will, and return what could be better.
 
     Reads all footers twice, one row group to weigh a row, and the label column of at most 64 row groups. Goes on where
@@ -65,7 +65,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     for name, value in (("world", world), ("batch_size", batch_size), ("row_group_bytes", row_group_bytes)):
         if value < 1:
             raise PlanError(f"{name} must be at least 1; got {value}")
-    wanted = Wanted(world, batch_size, row_group_bytes, window_bytes)
+    wanted = TrainingRun(world, batch_size, row_group_bytes, window_bytes)
     facts = gather_facts(source, storage_options, filesystem)
     start = time.perf_counter()
     opened, failure = _open(source, storage_options, filesystem)
@@ -86,7 +86,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     names = tuple(str(os.fspath(name)) for name in ([source] if isinstance(source, str | os.PathLike) else source))
     sizes = len(facts.files), len(facts.group_rows), int(facts.file_bytes.sum())
     rows = int(facts.group_rows.sum())
-    return Report(" ".join(names), rows, *sizes, open_s, tuple(found), tuple(notes), names)
+    return DoctorReport(" ".join(names), rows, *sizes, open_s, tuple(found), tuple(notes), names)
 
 
 def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[ParquetSource | None, str | None]:
@@ -99,7 +99,11 @@ def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[ParquetSo
 
 
 def _judge(
-    opened: ParquetSource, facts: Facts, wanted: Wanted, known: tuple[str | None, float], found: list[Finding]
+    opened: ParquetSource,
+    facts: LayoutFacts,
+    wanted: TrainingRun,
+    known: tuple[str | None, float],
+    found: list[Finding],
 ) -> tuple[list[Finding], list[str]]:
     """Add what is wrong with rows and their layout; let every cure be one that leaves the layout good."""
     label, open_s = known
@@ -121,7 +125,7 @@ def _judge(
     return [f if f.flags is None else replace(f, flags=(*best.flags, *f.flags)) for f in found], notes
 
 
-def _no_rows(facts: Facts) -> list[Finding]:
+def _no_rows(facts: LayoutFacts) -> list[Finding]:
     if not facts.files:
         return []
     files = len(facts.files)

@@ -47,7 +47,7 @@ class FileFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LayoutFacts:
     """The layout of a dataset."""
 
     files: list[FileFacts]
@@ -103,7 +103,7 @@ class Facts:
         return found
 
 
-def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesystem: Any) -> Facts:
+def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesystem: Any) -> LayoutFacts:
     """Read the footers of all files.
 
     Raises:
@@ -171,10 +171,10 @@ def is_plain(kind: pa.DataType) -> bool:
     )
 
 
-def _with_side_files(good: list[FileFacts], bad: list[tuple[str, str]], first: DataFile) -> Facts:
+def _with_side_files(good: list[FileFacts], bad: list[tuple[str, str]], first: DataFile) -> LayoutFacts:
     root = first.root
     if root.names is None:
-        return Facts(good, bad, False, frozenset(), frozenset())
+        return LayoutFacts(good, bad, False, frozenset(), frozenset())
     names = frozenset(root.names)
     keys: frozenset[bytes] = frozenset()
     if COMMON_METADATA in names:
@@ -183,7 +183,7 @@ def _with_side_files(good: list[FileFacts], bad: list[tuple[str, str]], first: D
         except BadFile as error:
             bad.append((COMMON_METADATA, str(error)))
     rows = _summary_rows(first) if SUMMARY_METADATA in names else None
-    return Facts(good, bad, True, names, keys, rows)
+    return LayoutFacts(good, bad, True, names, keys, rows)
 
 
 def _summary_rows(first: DataFile) -> dict[str, list[int]]:

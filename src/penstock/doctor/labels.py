@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset import ParquetSource
-    from penstock.doctor.aim import Wanted
+    from penstock.doctor.target_layout import TrainingRun
     from penstock.plan.plan import Plan
 
 NAMES = ("label", "labels", "class", "class_id", "cls", "target", "y", "category", "label_id", "target_id")
@@ -68,7 +68,7 @@ def find_label(schema: pa.Schema, asked: str | None) -> str | None:
     return asked
 
 
-def check_label(source: ParquetSource, label: str, plan: Plan, wanted: Wanted) -> Iterator[Finding]:
+def check_label(source: ParquetSource, label: str, plan: Plan, wanted: TrainingRun) -> Iterator[Finding]:
     """Yield a finding if batches of neighbours have far fewer labels than random ones."""
     groups = read_labels(source, label)
     found = mixture(groups, wanted.batch_size, plan.chunks_per_batch)

@@ -17,7 +17,7 @@ from pyarrow.fs import FileType, LocalFileSystem
 from penstock.dataset.common_metadata import update_common_metadata
 from penstock.dataset.discover import find_files
 from penstock.dataset.index_store import INDEX_KEY
-from penstock.doctor.spill import Spill, shuffled
+from penstock.doctor.external_shuffle import Spill, shuffled
 from penstock.doctor.stored import StoredRows
 from penstock.errors import PlanError
 from penstock.plan.order import check_seed
@@ -26,8 +26,8 @@ from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY
 from penstock.schema.stored import PETASTORM_INDEX_KEY, PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.storage import expand_glob, has_magic, resolve
 from penstock.storage.locks import scratch_folder
+from penstock.write.commits import SHUFFLE
 from penstock.write.options import AUTO, ROW_GROUP_BYTES
-from penstock.write.settle import SHUFFLE
 from penstock.write.writer import Writer
 
 if TYPE_CHECKING:

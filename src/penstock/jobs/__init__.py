@@ -5,6 +5,6 @@ not at all, so that a job that died is simply run again.
 """
 
 from penstock.jobs.map_files import map_files
-from penstock.jobs.report import FailedAttempt, Report
+from penstock.jobs.report import FailedAttempt, JobReport
 
-__all__ = ["FailedAttempt", "Report", "map_files"]
+__all__ = ["FailedAttempt", "JobReport", "map_files"]

@@ -21,7 +21,7 @@ from penstock.jobs.task import Outcome, run
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.jobs.task import Job, Task
+    from penstock.jobs.task import Attempt, FileJob
 
 NAMES = ("local", "ray", "spark", "serial")
 RAY_ROOM = 1000
@@ -34,7 +34,7 @@ class Executor(Protocol):
     room: int
     """Tasks to have submitted at once."""
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: Attempt) -> Future[Outcome]:
         """Begin an attempt."""
 
     def __enter__(self) -> Self: ...
@@ -42,7 +42,7 @@ class Executor(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-def make_executor(executor: Any, job: Job, workers: int | None, options: Mapping[str, Any] | None) -> Executor:
+def make_executor(executor: Any, job: FileJob, workers: int | None, options: Mapping[str, Any] | None) -> Executor:
     """Return the executor that the user asked for.
 
     Raises:
@@ -72,10 +72,10 @@ class Serial:
 
     room = 1
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: FileJob) -> None:
         self._job = job
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: Attempt) -> Future[Outcome]:
         """Run a task now."""
         future: Future[Outcome] = Future()
         future.set_result(run(self._job, task))
@@ -91,12 +91,12 @@ class Serial:
 class Theirs:
     """An executor of the user's: Dask's, mpi4py's, a ThreadPoolExecutor. It is not shut down here."""
 
-    def __init__(self, job: Job, executor: Any, workers: int | None) -> None:
+    def __init__(self, job: FileJob, executor: Any, workers: int | None) -> None:
         self._job, self._executor = job, executor
         self._futures: set[Future[Outcome]] = set()
         self.room = workers or 4 * (getattr(executor, "_max_workers", None) or cores())
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: Attempt) -> Future[Outcome]:
         """Hand a task to it."""
         future: Future[Outcome] = self._executor.submit(run, self._job, task)
         self._futures.add(future)
@@ -114,7 +114,7 @@ class Theirs:
 class Ray:
     """Tasks of a Ray cluster: the one this process is connected to, else the one that `ray.init()` finds or starts."""
 
-    def __init__(self, job: Job, workers: int | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, job: FileJob, workers: int | None, options: Mapping[str, Any]) -> None:
         self._ray = _import_ray()
         self.room = workers or RAY_ROOM
         self._job, self._options = job, options
@@ -129,7 +129,7 @@ class Ray:
         self._run = self._ray.remote(**{"max_retries": 0, **self._options})(_run_in_ray)
         return self
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: Attempt) -> Future[Outcome]:
         """Submit a Ray task."""
         reference = self._run.remote(self._payload, task)
         future: Future[Outcome] = reference.future()
@@ -144,7 +144,7 @@ class Ray:
             self._ray.shutdown()
 
 
-def _run_in_ray(job: Job, task: Task) -> Outcome:
+def _run_in_ray(job: FileJob, task: Attempt) -> Outcome:
     return run(job, task)
 
 
@@ -163,18 +163,18 @@ class Spark:
     that file alone.
     """
 
-    def __init__(self, job: Job, workers: int | None) -> None:
+    def __init__(self, job: FileJob, workers: int | None) -> None:
         self._session, self._dumps = _spark()
         self._job = job
         self.room = workers or _parallelism(self._session)
         self._group = f"penstock-map-files-{id(self):x}"
         self._threads = ThreadPoolExecutor(self.room, thread_name_prefix="penstock-spark")
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: Attempt) -> Future[Outcome]:
         """Start a Spark job from a thread."""
         return self._threads.submit(self._run, task)
 
-    def _run(self, task: Task) -> Outcome:
+    def _run(self, task: Attempt) -> Outcome:
         context = _context(self._session)
         if context is not None:
             context.setJobGroup(self._group, f"map_files: {task.input}", interruptOnCancel=True)

@@ -20,8 +20,8 @@ from penstock.jobs.command import Command
 from penstock.jobs.executors import make_executor
 from penstock.jobs.files import SCRATCH, sweep, there
 from penstock.jobs.pairs import Store, make_pairs
-from penstock.jobs.report import FailedAttempt, Report
-from penstock.jobs.task import Job, Outcome, Task, failure
+from penstock.jobs.report import FailedAttempt, JobReport
+from penstock.jobs.task import Attempt, FileJob, Outcome, failure
 from penstock.options import one_of
 from penstock.progress import Progress, progress
 from penstock.storage.locks import scratch_folder
@@ -51,7 +51,7 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
     executor_options: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
-) -> Report:
+) -> JobReport:
     """Call `fn(input_path, output_path)` for many files in parallel; return what was done.
 
     Every output appears whole or not at all: `fn` writes to a hidden name, which becomes the output when `fn` has
@@ -93,11 +93,11 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
     pairs = make_pairs(inputs, outputs, store)
     targets = [output for _, output in pairs]
     skipped = there(store, targets) if skip_existing else set()
-    tasks = [Task(index, *pair, attempt=1) for index, pair in enumerate(pairs) if pair[1] not in skipped]
-    run = _Run(retries)
+    tasks = [Attempt(index, *pair, attempt=1) for index, pair in enumerate(pairs) if pair[1] not in skipped]
+    run = _JobLoop(retries)
     token = os.urandom(3).hex()
     with _scratch(executor) as scratch, contextlib.ExitStack() as after:
-        job = Job(_function(fn), store, skip_existing, stage, scratch, token)
+        job = FileJob(_function(fn), store, skip_existing, stage, scratch, token)
         engine = make_executor(executor, job, workers, executor_options)
         after.callback(sweep, store, targets, token)
         if tasks:
@@ -109,7 +109,7 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
     return report
 
 
-class _Run:
+class _JobLoop:
     """The loop of a job: submit, wait, retry."""
 
     def __init__(self, retries: int) -> None:
@@ -117,9 +117,9 @@ class _Run:
         self._done: dict[int, str] = {}
         self._failed: list[FailedAttempt] = []
 
-    def drive(self, tasks: Sequence[Task], engine: Executor, bar: Progress) -> None:
+    def drive(self, tasks: Sequence[Attempt], engine: Executor, bar: Progress) -> None:
         """Bring every task to its end: done, or failed for the last time."""
-        waiting, running = deque(tasks), dict[Future[Outcome], Task]()
+        waiting, running = deque(tasks), dict[Future[Outcome], Attempt]()
         while waiting or running:
             while waiting and len(running) < engine.room:
                 task = waiting.popleft()
@@ -132,7 +132,7 @@ class _Run:
                 else:
                     bar.update()
 
-    def _settle(self, task: Task, outcome: Outcome) -> Task | None:
+    def _settle(self, task: Attempt, outcome: Outcome) -> Attempt | None:
         """Note how an attempt ended; return the next attempt, if there is to be one."""
         if outcome.cause is None:
             self._done[task.index] = task.output
@@ -145,9 +145,9 @@ class _Run:
         logger.info("%s; it is tried again, %d of %d", failed, task.attempt + 1, self._most)
         return replace(task, attempt=task.attempt + 1)
 
-    def report(self, skipped: tuple[str, ...]) -> Report:
+    def report(self, skipped: tuple[str, ...]) -> JobReport:
         """Return what became of all files."""
-        return Report(tuple(self._done[index] for index in sorted(self._done)), skipped, tuple(self._failed))
+        return JobReport(tuple(self._done[index] for index in sorted(self._done)), skipped, tuple(self._failed))
 
 
 def _outcome(future: Future[Outcome]) -> Outcome:

@@ -27,7 +27,7 @@ from penstock.jobs.task import failure, run
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from penstock.jobs.task import Job, Outcome, Task
+    from penstock.jobs.task import Attempt, FileJob, Outcome
 
 _BEGUN = b"begun"
 """What a process says first: from then on, what ends it is the user's function."""
@@ -38,7 +38,7 @@ _starting = threading.Lock()
 class LocalPool:
     """Runs tasks in `workers` processes; a context manager."""
 
-    def __init__(self, job: Job, workers: int) -> None:
+    def __init__(self, job: FileJob, workers: int) -> None:
         self.room = workers
         self._payload, self._needs_script = _pickled(job)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="penstock-job")
@@ -46,11 +46,11 @@ class LocalPool:
         self._workers: list[_Worker] = []
         self._closed = False
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: Attempt) -> Future[Outcome]:
         """Run a task in the next free process."""
         return self._threads.submit(self._run, task)
 
-    def _run(self, task: Task) -> Outcome:
+    def _run(self, task: Attempt) -> Outcome:
         worker = getattr(self._mine, "worker", None)
         if worker is None:
             worker = self._mine.worker = self._start()
@@ -96,7 +96,7 @@ class _Worker:
         # multiprocessing would wait for it at exit; `end` is what ends it.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
-    def ask(self, task: Task) -> Outcome:
+    def ask(self, task: Attempt) -> Outcome:
         """Send a task and wait for its outcome, or for the end of the process."""
         self._pipe.send_bytes(pickle.dumps(task))
         answer = self._receive()
@@ -140,7 +140,7 @@ class _Worker:
         self._process.join()
 
 
-def _pickled(job: Job) -> tuple[bytes, bool]:
+def _pickled(job: FileJob) -> tuple[bytes, bool]:
     """Return the job for other processes, and whether they must import the user's script to find its function."""
     try:
         plain: bytes | None = pickle.dumps(job)

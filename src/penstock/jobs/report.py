@@ -34,7 +34,7 @@ class FailedAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class JobReport:
     """What `penstock.map_files` did."""
 
     done: tuple[str, ...]

@@ -1,8 +1,8 @@
 """One attempt at one file: what runs in a worker, wherever that is.
 
-`map_files` sends a `Job` once and a `Task` for every attempt; `run` brings the input near, calls the user's function,
-commits the output and answers with a small value. It raises nothing of the user's: errors travel as text, because an
-exception may not be picklable. Does not retry.
+`map_files` sends a `FileJob` once and an `Attempt` for every try; `run` makes the input available locally, calls the
+user's function, commits the output and returns a small value. Errors of the user's function are returned as text,
+because an exception may not be picklable. Does not retry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_BACKOFF_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FileJob:
     """What is the same for all files."""
 
     function: Callable[[str, str], object]
@@ -41,7 +41,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Attempt:
     """One attempt."""
 
     index: int
@@ -60,7 +60,7 @@ class Outcome:
     traceback: str = ""
 
 
-def run(job: Job, task: Task) -> Outcome:
+def run(job: FileJob, task: Attempt) -> Outcome:
     """Make one attempt; never raises for what the function, a file or a store does."""
     try:
         if task.attempt > 1:
@@ -80,7 +80,7 @@ def failure(error: BaseException) -> Outcome:
     return Outcome(f"{type(error).__name__}: {message}", "".join(traceback.format_exception(error)))
 
 
-def _apply(job: Job, task: Task) -> None:
+def _apply(job: FileJob, task: Attempt) -> None:
     store, scratch = job.store, job.scratch
     with contextlib.ExitStack() as places:
         if job.stage or is_local(store, task.input):

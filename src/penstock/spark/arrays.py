@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.layout import Layout
+    from penstock.write.layout import StorageLayout
 
 _VECTOR = ["type", "size", "indices", "values"]
 """The struct that Spark's ML vectors are stored as; `type` is 0 for sparse ones and 1 for dense ones."""
@@ -45,7 +45,7 @@ def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, step)
 
 
-def with_cells(batch: pa.RecordBatch, layout: Layout, first: int) -> pa.RecordBatch:
+def with_cells(batch: pa.RecordBatch, layout: StorageLayout, first: int) -> pa.RecordBatch:
     """Return a batch whose columns with a codec are encoded; `first` is the number of its first row, for errors."""
     columns, fields = [], []
     for stored, column in zip(batch.schema, batch.columns, strict=True):

@@ -20,7 +20,7 @@ from penstock.spark.materialize import materialize_dataset
 from penstock.spark.session import check_session, quoted
 from penstock.storage import resolve
 from penstock.storage.filesystem import SAME_STORE
-from penstock.write.place import Place
+from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -83,7 +83,7 @@ def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
 def _mode(target_url: str, *, overwrite: bool) -> str:
     """Return Spark's mode for the target; DatasetExists where something is there that may not be replaced."""
     fs, path = resolve(target_url, storage_options=None, filesystem=None)
-    place = Place.at(fs, path)
+    place = WriteTarget.at(fs, path)
     if place.is_free():
         there = fs.get_file_info(place.path).type != FileType.NotFound
         return "append" if there else "error"  # the latter refuses an empty folder too

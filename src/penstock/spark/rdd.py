@@ -66,7 +66,7 @@ def dataset_as_rdd(  # noqa: PLR0913 - Petastorm's signature, and two keywords
         (source.files[file], int(group), int(rows))
         for file, group, rows in zip(source.chunk_file, source.chunk_group, source.chunk_rows, strict=True)
     ]
-    task = _Task(dataset_url, storage_options, filesystem, source.unischema, view._name, tuple(view.fields))
+    task = _ReadTask(dataset_url, storage_options, filesystem, source.unischema, view._name, tuple(view.fields))
     return context.parallelize(groups, max(1, min(len(groups), MOST_TASKS))).mapPartitions(task)
 
 
@@ -78,7 +78,7 @@ def _view(schema: Unischema, schema_fields: Iterable[Any] | None) -> Unischema:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _ReadTask:
     """What Spark runs for some row groups (relative path, number in the file, rows). Pickles."""
 
     url: str

@@ -19,20 +19,20 @@ import pyarrow as pa
 from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.errors import SchemaError
 from penstock.write.cells import array_of, encode_cell, refuse_names, refuse_nulls
+from penstock.write.encode_task import BATCH_BYTES
 from penstock.write.tables import checked
-from penstock.write.work import BATCH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.layout import Layout
+    from penstock.write.layout import StorageLayout
 
 _ROW_BYTES = 64
 """Numbers of a row, about, where batches are cut by bytes."""
 
 
-def encoded_rows(rows: Iterable[Any], layout: Layout, first: int) -> Iterator[pa.RecordBatch]:
+def encoded_rows(rows: Iterable[Any], layout: StorageLayout, first: int) -> Iterator[pa.RecordBatch]:
     """Encode rows, dicts of the schema's values, and give them in batches of about `BATCH_BYTES`, in order.
 
     Raises:
@@ -66,7 +66,7 @@ class _Column(Protocol):
         """Return all values as a column; `first` is the number of the first row."""
 
 
-def _columns(layout: Layout) -> dict[str, _Column]:
+def _columns(layout: StorageLayout) -> dict[str, _Column]:
     fields = layout.unischema.fields
     cells = [stored for stored in layout.columns if not _is_number(fields[stored.name], stored.type)]
     return {stored.name: _column(fields[stored.name], stored) for stored in cells}
@@ -84,7 +84,7 @@ def _is_number(field: UnischemaField, kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _numbers(layout: Layout) -> _Numbers:
+def _numbers(layout: StorageLayout) -> _Numbers:
     fields = layout.unischema.fields
     return _Numbers([(fields[s.name], s) for s in layout.columns if _is_number(fields[s.name], s.type)])
 
@@ -96,7 +96,7 @@ def _payload_bytes(field: UnischemaField) -> int:
     return int(math.prod(n or 0 for n in field.shape)) * np.dtype(kind).itemsize if plain else 0
 
 
-def _batch(numbers: _Numbers, columns: Mapping[str, _Column], layout: Layout, first: int) -> pa.RecordBatch:
+def _batch(numbers: _Numbers, columns: Mapping[str, _Column], layout: StorageLayout, first: int) -> pa.RecordBatch:
     made = numbers.finish(first) | {name: column.finish(first) for name, column in columns.items()}
     arrays = [made[stored.name] for stored in layout.columns]
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)

@@ -1,6 +1,6 @@
 """What a Python worker of Spark runs for one partition of `penstock.spark.write`: Arrow batches in, files out.
 
-The driver sends a `Task`, which pickles, and gets the names of finished files back. Cases:
+The driver sends a `WriteTask`, which pickles, and gets the names of finished files back. Cases:
 
 - Spark runs a task again, or twice at once: every attempt has names of its own, and the driver keeps one of them;
 - the job has failed, was stopped, or is over while an attempt still runs: the driver has shut the gate, so that the
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.write.journal import DoneFile
-    from penstock.write.layout import Layout
+    from penstock.write.layout import StorageLayout
 
 REPORT = "path string, num_rows long, num_row_groups long, num_bytes long"
 """What a task gives back, as Spark writes it."""
@@ -65,11 +65,11 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WriteTask:
     """What Spark calls for one partition."""
 
     target: Target
-    layout: Layout
+    layout: StorageLayout
     options: WriteOptions
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
     columns: tuple[str, ...] | None = None

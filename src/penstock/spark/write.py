@@ -30,17 +30,17 @@ from penstock.errors import DatasetExists, PenstockError, PlanError, SchemaError
 from penstock.schema.arrow import arrow_schema
 from penstock.schema.unischema import Unischema
 from penstock.spark.session import cancelled_on_error, check_columns
-from penstock.spark.task import REPORT, Gate, Target, Task
+from penstock.spark.task import REPORT, Gate, Target, WriteTask
 from penstock.storage.filesystem import first_look, resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.cells import refuse_names, refuse_null
+from penstock.write.commits import tidy
 from penstock.write.finish import facts_of, finish
 from penstock.write.journal import DoneFile, Journal
-from penstock.write.layout import Layout, plan_layout
+from penstock.write.layout import StorageLayout, plan_layout
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
-from penstock.write.place import Place
-from penstock.write.settle import tidy
-from penstock.write.stage import Stage, claim
+from penstock.write.staging import StagedDataset, claim
+from penstock.write.target import WriteTarget
 from penstock.write.writer import summary
 
 if TYPE_CHECKING:
@@ -113,13 +113,13 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     facts = facts_of(layout, overwrite=overwrite)
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
     first_look(fs, path, url)
-    stage, lock = claim(Place.at(fs, path), options)
+    stage, lock = claim(WriteTarget.at(fs, path), options)
     journal = Journal(fs, stage.writer(None), stage.data)
     gate = Gate(posixpath.join(journal.folder, BEGIN), os.urandom(4).hex())
     try:
         journal.begin({**facts, **_CURE, "run": gate.run})
         target = Target(str(url), storage_options, filesystem, stage.data, gate)
-        files = _run(df, Task(target, layout, options, transform))
+        files = _run(df, WriteTask(target, layout, options, transform))
         journal.begin({**facts, **_CURE})  # shuts the gate: an attempt that Spark no longer needs may still be at work
         stage.keep_only({file.path for file in files})
         files = finish(stage, facts, files)
@@ -150,7 +150,7 @@ def _check_frame(df: Any) -> None:
     check_columns(df)
 
 
-def _check_columns(columns: Sequence[str], layout: Layout) -> None:
+def _check_columns(columns: Sequence[str], layout: StorageLayout) -> None:
     """Refuse columns that the schema lacks, and fields that are missing and may not be null, before a job runs."""
     refuse_names(columns, layout.unischema.fields)
     for name, field in layout.unischema.fields.items():
@@ -158,7 +158,7 @@ def _check_columns(columns: Sequence[str], layout: Layout) -> None:
             refuse_null(field, 0)
 
 
-def _run(df: Any, task: Task) -> list[DoneFile]:
+def _run(df: Any, task: WriteTask) -> list[DoneFile]:
     """Run the job; return the files of the attempts that ended well, in order.
 
     Spark takes a dot in a column's name for a struct: so columns go to the task by number, and it knows their names.
@@ -186,13 +186,13 @@ def _own_error(text: str) -> PenstockError | None:
     return kind(found[0][1])
 
 
-def _parquet_files(stage: Stage) -> list[str]:
+def _parquet_files(stage: StagedDataset) -> list[str]:
     found = stage.fs.get_file_info(FileSelector(stage.data, recursive=True, allow_not_found=True))
     paths = [info.path for info in found if info.type == FileType.File and info.path.endswith(".parquet")]
     return [path[len(stage.data) :].lstrip("/") for path in paths]
 
 
-def _clear(stage: Stage, gate: Gate) -> None:
+def _clear(stage: StagedDataset, gate: Gate) -> None:
     """Remove everything that a failed job wrote, and what its last tasks may still add.
 
     With the gate gone a local task can add nothing but the file that it was just opening. Elsewhere a file may appear
@@ -206,11 +206,11 @@ def _clear(stage: Stage, gate: Gate) -> None:
         _remove_run(stage, gate.run)
 
 
-def _is_gone(stage: Stage) -> bool:
+def _is_gone(stage: StagedDataset) -> bool:
     return bool(stage.fs.get_file_info(stage.folder or stage.data).type == FileType.NotFound)
 
 
-def _remove_run(stage: Stage, run: str) -> None:
+def _remove_run(stage: StagedDataset, run: str) -> None:
     """Remove what is left of one run; in a target that is written itself, no file of anybody else's."""
     if stage.folder is not None:
         remove(stage.fs, stage.folder)

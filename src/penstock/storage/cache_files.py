@@ -186,7 +186,7 @@ def sweep_parts(folder: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Entry:
+class CacheEntry:
     """An entry as a listing tells it; they sort by their last use."""
 
     used_ns: int
@@ -194,7 +194,7 @@ class Entry:
     cost: int
 
 
-def entries(folder: str) -> Iterator[Entry]:
+def entries(folder: str) -> Iterator[CacheEntry]:
     """Yield every entry, in no order; files that are not ours are passed over. Costs a look at each file."""
     for shard in _folders(folder):
         for file in _files(shard):
@@ -202,7 +202,7 @@ def entries(folder: str) -> Iterator[Entry]:
                 continue
             with contextlib.suppress(OSError):
                 found = file.stat(follow_symlinks=False)
-                yield Entry(found.st_mtime_ns, file.path, cost_of(max(0, found.st_size - HEADER_BYTES)))
+                yield CacheEntry(found.st_mtime_ns, file.path, cost_of(max(0, found.st_size - HEADER_BYTES)))
 
 
 def _folders(folder: str) -> list[str]:

@@ -34,7 +34,7 @@ from penstock.storage.cache_files import (
     PARTS,
     USAGE,
     BadEntry,
-    Entry,
+    CacheEntry,
     check_folder,
     cost_of,
     entries,
@@ -47,8 +47,8 @@ from penstock.storage.cache_files import (
     sweep_parts,
     write_entry,
 )
-from penstock.storage.ledger import Account, Ledger
 from penstock.storage.publish import publish_file
+from penstock.storage.usage_counter import LockedUsage, UsageCounter
 
 if TYPE_CHECKING:
     Buffer = Any
@@ -101,7 +101,7 @@ class DiskCache(ChunkCache):
         self._since_ns = time.time_ns()
         self._ready = False
         self._off = False
-        self._victims: deque[Entry] = deque()
+        self._victims: deque[CacheEntry] = deque()
         self._counted_at = -_COUNT_AGAIN_S
         self._refused: tuple[int, float] = (0, 0.0)
         self._made: set[str] = set()
@@ -116,7 +116,7 @@ class DiskCache(ChunkCache):
 
     def _reset_locks(self) -> None:
         super()._reset_locks()
-        self._ledger = Ledger(os.path.join(self._folder, USAGE))
+        self._ledger = UsageCounter(os.path.join(self._folder, USAGE))
         self._warning_lock = threading.Lock()
 
     @property
@@ -226,7 +226,7 @@ class DiskCache(ChunkCache):
             account.write((account.used or 0) + cost)
             return new_part(self._folder, cost)
 
-    def _over(self, account: Account, cost: int) -> bool:
+    def _over(self, account: LockedUsage, cost: int) -> bool:
         return (account.used or 0) + cost > self.size_limit
 
     def _release(self, part: str, cost: int) -> None:
@@ -253,7 +253,7 @@ class DiskCache(ChunkCache):
 
     # -- making room: all of it under the lock ------------------------------------------------------------------------
 
-    def _make_room(self, account: Account, cost: int) -> None:
+    def _make_room(self, account: LockedUsage, cost: int) -> None:
         self._evict(account, cost)
         # Another count finds what others deleted and new victims. Under "lru" there always are some; else not so often.
         due = time.monotonic() - self._counted_at >= _COUNT_AGAIN_S
@@ -261,7 +261,7 @@ class DiskCache(ChunkCache):
             self._recount(account)
             self._evict(account, cost)
 
-    def _recount(self, account: Account) -> None:
+    def _recount(self, account: LockedUsage) -> None:
         """Count all files, and list those that may go, the longest unused first."""
         total, _ = sweep_parts(self._folder)  # first: one that is moved meanwhile counts twice, not never
         may_go = []
@@ -274,7 +274,7 @@ class DiskCache(ChunkCache):
         self._counted_at = time.monotonic()
         account.write(total)
 
-    def _evict(self, account: Account, cost: int) -> None:
+    def _evict(self, account: LockedUsage, cost: int) -> None:
         used = account.used or 0
         while self._victims and used + cost > self.size_limit:
             victim = self._victims.popleft()
@@ -317,7 +317,7 @@ class DiskCache(ChunkCache):
                 remove_folder(self._folder)
 
 
-def _write_off(account: Account | None, cost: int) -> None:
+def _write_off(account: LockedUsage | None, cost: int) -> None:
     if account is not None and account.used is not None and cost:
         account.write(account.used - cost)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.write.write import write
 
 if TYPE_CHECKING:
+    from penstock.write.commits import commit, discard
     from penstock.write.files import Written
     from penstock.write.folder import write_folder
-    from penstock.write.settle import commit, discard
     from penstock.write.writer import Writer
 
 __all__ = ["Writer", "Written", "commit", "discard", "write", "write_folder"]
@@ -20,8 +20,8 @@ __all__ = ["Writer", "Written", "commit", "discard", "write", "write_folder"]
 _LATE = {
     "Writer": "penstock.write.writer",
     "Written": "penstock.write.files",
-    "commit": "penstock.write.settle",
-    "discard": "penstock.write.settle",
+    "commit": "penstock.write.commits",
+    "discard": "penstock.write.commits",
     "write_folder": "penstock.write.folder",
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import scalar_dtype
-from penstock.write.spares import Spares
+from penstock.write.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,7 +22,7 @@ _NONE = type(None)
 _MOST = (1 << 31) - 1
 """Bytes that 32-bit offsets reach."""
 _LARGE = 64 << 10
-_JOINED = Spares()
+_JOINED = BufferPool()
 
 
 def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:

@@ -19,15 +19,15 @@ from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 from penstock.write.arrays import quick_array
+from penstock.write.defensive_copy import is_fixed, own
 from penstock.write.lists import is_missing, list_cell
-from penstock.write.owned import is_fixed, own
 from penstock.write.time_cells import is_moment, stacked, timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.spares import Spares
+    from penstock.write.buffer_pool import BufferPool
 
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -74,11 +74,11 @@ def is_ours(codec: Any) -> bool:
 
 
 def encode_cells(field: UnischemaField, values: list[Any], first: int) -> list[Any]:
-    """Return the stored forms of values that are not None, or are `Encoded`; the first has the number `first`."""
+    """Return the stored forms of values that are not None, or are `EncodedCell`; the first has the number `first`."""
     codec, cells = field.codec, []
     try:
         for value in values:
-            if type(value) is Encoded or value is None:
+            if type(value) is EncodedCell or value is None:
                 cells.append(None if value is None else value.cell)
             else:
                 cells.append(_encode(field, value) if codec is None else codec.encode(field, value))
@@ -88,7 +88,7 @@ def encode_cells(field: UnischemaField, values: list[Any], first: int) -> list[A
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedCell:
     """A cell among values that are still to be encoded."""
 
     cell: Any
@@ -107,7 +107,7 @@ def plain_types(field: UnischemaField) -> frozenset[type]:
     return frozenset(found)
 
 
-def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares | None) -> Any:
+def keep_value(field: UnischemaField, value: Any, index: int, spares: BufferPool | None) -> Any:
     """Return a value to be encoded later: checked where that is cheap, and an array copied where there are `spares`.
 
     Pictures of Pillow, and whatever else says it is an array, become arrays here. What could change and is no array is
@@ -122,7 +122,7 @@ def keep_value(field: UnischemaField, value: Any, index: int, spares: Spares | N
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__array_interface__"):
             fixed = spares is None or is_fixed(value)
-            return value if fixed else Encoded(own(encode_cell(field, value, index)))
+            return value if fixed else EncodedCell(own(encode_cell(field, value, index)))
         try:
             value = as_pixels(value)
         except ValueError as error:

@@ -15,22 +15,24 @@ import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import scalar_dtype
 from penstock.errors import SchemaError
-from penstock.write import work
+from penstock.write import encode_task
 from penstock.write.arrays import quick_column
 from penstock.write.cells import array_of, encode_cell, refuse_names, refuse_null, refuse_nulls
-from penstock.write.owned import own
+from penstock.write.defensive_copy import own
+from penstock.write.encode_task import EncodeTask
 from penstock.write.tables import checked, stored_column
-from penstock.write.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.layout import Layout
+    from penstock.write.layout import StorageLayout
     from penstock.write.rows import Hands
 
 
-def column_works(columns: Mapping[str, Any], layout: Layout, first: int, *, start: int, hands: Hands) -> Iterator[Work]:
+def column_works(
+    columns: Mapping[str, Any], layout: StorageLayout, first: int, *, start: int, hands: Hands
+) -> Iterator[EncodeTask]:
     """Cut a dict of columns into works, from its row `start` on; that row has the number `first`."""
     count = length(columns)
     refuse_names(columns, layout.columns.names)
@@ -38,7 +40,7 @@ def column_works(columns: Mapping[str, Any], layout: Layout, first: int, *, star
         stop = min(start + _step(columns, start, hands.batch_bytes), count)
         parts = {name: _part(column, start, stop, copy=hands.copy) for name, column in columns.items()}
         size = sum(int(getattr(part, "nbytes", 8 * (stop - start))) for part in parts.values())
-        yield Work(first, stop - start, size, partial(_make, parts, layout, first, stop - start))
+        yield EncodeTask(first, stop - start, size, partial(_make, parts, layout, first, stop - start))
         first, start = first + stop - start, stop
 
 
@@ -59,9 +61,9 @@ def length(columns: Mapping[str, Any]) -> int:
 def _step(columns: Mapping[str, Any], start: int, most_bytes: int) -> int:
     """Return how many rows to encode at a time: fewer where rows are large."""
     if all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns.values()):
-        return work.TABLE_ROWS
+        return encode_task.TABLE_ROWS
     size = sum(int(getattr(column[start], "nbytes", 8)) for column in columns.values())
-    return max(1, min(work.BATCH_ROWS, most_bytes // max(size, 1)))
+    return max(1, min(encode_task.BATCH_ROWS, most_bytes // max(size, 1)))
 
 
 def _part(column: Any, start: int, stop: int, *, copy: bool) -> Any:
@@ -69,7 +71,7 @@ def _part(column: Any, start: int, stop: int, *, copy: bool) -> Any:
     return own(part) if copy else part
 
 
-def _make(parts: Mapping[str, Any], layout: Layout, first: int, count: int) -> pa.RecordBatch:
+def _make(parts: Mapping[str, Any], layout: StorageLayout, first: int, count: int) -> pa.RecordBatch:
     arrays = []
     for stored in layout.columns:
         field = layout.unischema.fields.get(stored.name)  # a struct has none: its members have

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.write.layout import Layout
+    from penstock.write.layout import StorageLayout
 
     Tell = Callable[[int, Sequence[DoneFile]], None]
 
@@ -92,7 +92,7 @@ def _offsets(column: pa.Array, kind: type[np.signedinteger[Any]]) -> NDArray[np.
 
 
 @dataclass(slots=True)
-class _Folder:
+class _Partition:
     """One partition: rows waiting for their row group, and the open file."""
 
     path: str
@@ -116,12 +116,14 @@ class FileWriter:
     check: Callable[[], None] | None = None
     """Raises where no more files are wanted; asked before each."""
 
-    def __init__(self, place: tuple[FileSystem, str], layout: Layout, options: WriteOptions, checkpoint: Tell) -> None:
+    def __init__(
+        self, place: tuple[FileSystem, str], layout: StorageLayout, options: WriteOptions, checkpoint: Tell
+    ) -> None:
         self._fs, self._root = place
         self._layout, self._options, self._tell = layout, options, checkpoint
         self._schema = layout.in_files
         self._keywords = layout.parquet_options(options.compression)
-        self._folders: dict[str, _Folder] = {}  # least recently used first
+        self._folders: dict[str, _Partition] = {}  # least recently used first
         self._fresh: list[DoneFile] = []
         self._fresh_bytes = 0
         self._safe_rows = 0
@@ -167,12 +169,12 @@ class FileWriter:
             self._tell(self._safe_rows, self._fresh)
             self._fresh, self._fresh_bytes = [], 0
 
-    def _folder(self, path: str) -> _Folder:
-        folder = self._folders.pop(path, None) or _Folder(path)
+    def _folder(self, path: str) -> _Partition:
+        folder = self._folders.pop(path, None) or _Partition(path)
         self._folders[path] = folder
         return folder
 
-    def _append(self, folder: _Folder, batch: pa.RecordBatch) -> None:
+    def _append(self, folder: _Partition, batch: pa.RecordBatch) -> None:
         ends = np.cumsum(row_bytes(batch))
         start = 0
         while start < batch.num_rows:
@@ -186,7 +188,7 @@ class FileWriter:
                 self._flush(folder)
             start = stop
 
-    def _cut(self, folder: _Folder, ends: NDArray[np.int64], start: int, before: int) -> int:
+    def _cut(self, folder: _Partition, ends: NDArray[np.int64], start: int, before: int) -> int:
         """Return where the waiting row group ends within the batch: by bytes, and by the rows left in the file."""
         room = self._options.row_group_bytes - folder.waiting_bytes + before
         stop = min(int(np.searchsorted(ends, room, side="right")), start + GROUP_ROWS - folder.waiting_rows)
@@ -194,10 +196,10 @@ class FileWriter:
             stop = min(stop, start + self._options.rows_per_file - folder.file_rows - folder.waiting_rows)
         return max(stop, start if folder.waiting_rows else start + 1)
 
-    def _is_full(self, folder: _Folder) -> bool:
+    def _is_full(self, folder: _Partition) -> bool:
         return folder.file_rows + folder.waiting_rows == self._options.rows_per_file
 
-    def _flush(self, folder: _Folder) -> None:
+    def _flush(self, folder: _Partition) -> None:
         """Write what waits as one row group; close the file if it is full."""
         if not folder.waiting_rows:
             return
@@ -216,12 +218,12 @@ class FileWriter:
         elif self.sync_soon is not None:
             self.sync_soon(posixpath.join(self._root, folder.file))
 
-    def _is_file_full(self, folder: _Folder) -> bool:
+    def _is_file_full(self, folder: _Partition) -> bool:
         if self._options.rows_per_file is not None:
             return folder.file_rows >= self._options.rows_per_file
         return folder.file_bytes >= FILE_BYTES
 
-    def _open(self, folder: _Folder, schema: pa.Schema) -> None:
+    def _open(self, folder: _Partition, schema: pa.Schema) -> None:
         if self.check is not None:
             self.check()
         path = posixpath.join(self._root, folder.path)
@@ -232,7 +234,7 @@ class FileWriter:
         folder.file_rows = folder.file_bytes = folder.file_groups = 0
         folder.num_files += 1
 
-    def _close(self, folder: _Folder) -> None:
+    def _close(self, folder: _Partition) -> None:
         writer, sink = folder.writer, folder.sink
         if writer is None:
             return

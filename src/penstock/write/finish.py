@@ -23,13 +23,13 @@ from penstock.write.journal import DoneFile
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.write.layout import Layout
-    from penstock.write.stage import Stage
+    from penstock.write.layout import StorageLayout
+    from penstock.write.staging import StagedDataset
 
 logger = logging.getLogger(__name__)
 
 
-def facts_of(layout: Layout, *, overwrite: bool) -> dict[str, Any]:
+def facts_of(layout: StorageLayout, *, overwrite: bool) -> dict[str, Any]:
     """Return what a dataset of this layout has beside its files, as JSON."""
     petastorm = petastorm_schema(layout)
     return {
@@ -46,7 +46,7 @@ def same_layout(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one[key] == other[key] for key in ("files", "whole", "partition_by"))
 
 
-def petastorm_schema(layout: Layout) -> bytes | None:
+def petastorm_schema(layout: StorageLayout) -> bytes | None:
     """Return the schema as Petastorm pickles it; None, and a line in the log, where Petastorm could not read it."""
     try:
         return dump_unischema(layout.unischema)
@@ -55,7 +55,7 @@ def petastorm_schema(layout: Layout) -> bytes | None:
         return None
 
 
-def finish(stage: Stage, facts: Mapping[str, Any], files: Sequence[DoneFile]) -> list[DoneFile]:
+def finish(stage: StagedDataset, facts: Mapping[str, Any], files: Sequence[DoneFile]) -> list[DoneFile]:
     """Write `_common_metadata`; return all files. A dataset without rows gets one file, so that it opens."""
     files = list(files) or [_empty_file(stage, facts)]
     columns = _schema(facts["files"])
@@ -69,7 +69,7 @@ def finish(stage: Stage, facts: Mapping[str, Any], files: Sequence[DoneFile]) ->
     return files
 
 
-def _empty_file(stage: Stage, facts: Mapping[str, Any]) -> DoneFile:
+def _empty_file(stage: StagedDataset, facts: Mapping[str, Any]) -> DoneFile:
     name = "part-000000.parquet"
     with stage.fs.open_output_stream(posixpath.join(stage.data, name)) as sink:
         with pq.ParquetWriter(sink, _schema(facts["whole"])):

@@ -59,7 +59,7 @@ Misfits = Literal["error", "convert", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Folder:
+class _ImageFolder:
     """What was found."""
 
     fs: FileSystem
@@ -195,7 +195,7 @@ def _rows(images: Sequence[str], table: Captions | None) -> list[tuple[str, int 
 # --- one field for all images -----------------------------------------------------------------------------------------
 
 
-def _look(fs: FileSystem, root: str, images: tuple[str, ...], misfits: Misfits) -> _Folder:
+def _look(fs: FileSystem, root: str, images: tuple[str, ...], misfits: Misfits) -> _ImageFolder:
     """Look at the head of every image and decide what they have to be like."""
 
     def facts(name: str) -> ImageFacts | str:
@@ -216,7 +216,7 @@ def _look(fs: FileSystem, root: str, images: tuple[str, ...], misfits: Misfits) 
     like = next(iter(fitting.values()))
     if len(fitting) < len(images):
         fitting |= _handle_misfits(root, {n: f for n, f in found.items() if n not in fitting}, like, misfits)
-    return _Folder(fs, root, images, fitting, like)
+    return _ImageFolder(fs, root, images, fitting, like)
 
 
 def _facts(file: Any) -> ImageFacts:
@@ -293,7 +293,9 @@ def _pixels(data: bytes) -> Any:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _schema(folder: _Folder, classes: Mapping[str, int] | None, table: Captions | None) -> tuple[Unischema, pa.Schema]:
+def _schema(
+    folder: _ImageFolder, classes: Mapping[str, int] | None, table: Captions | None
+) -> tuple[Unischema, pa.Schema]:
     """Return the fields, and the columns as stored: those of the table as they are, in whatever depth."""
     image = image_field("image", list(folder.facts.values()), nullable=False)
     if any(fact.height < 0 for fact in folder.facts.values()):
@@ -315,7 +317,7 @@ def _schema(folder: _Folder, classes: Mapping[str, int] | None, table: Captions 
 
 
 def _batches(
-    folder: _Folder,
+    folder: _ImageFolder,
     rows: Sequence[tuple[str, int | None]],
     said: tuple[Mapping[str, int] | None, Captions | None],
     stored: pa.Schema,
@@ -332,7 +334,7 @@ def _batches(
             yield ahead.popleft().result()
 
 
-def _groups(folder: _Folder, rows: Sequence[tuple[str, int | None]]) -> Iterator[list[tuple[str, int | None]]]:
+def _groups(folder: _ImageFolder, rows: Sequence[tuple[str, int | None]]) -> Iterator[list[tuple[str, int | None]]]:
     group: list[tuple[str, int | None]] = []
     size = 0
     for row in rows:
@@ -346,7 +348,7 @@ def _groups(folder: _Folder, rows: Sequence[tuple[str, int | None]]) -> Iterator
         yield group
 
 
-def _batch(folder: _Folder, rows: Any, said: tuple[Any, Captions | None], stored: pa.Schema) -> pa.RecordBatch:
+def _batch(folder: _ImageFolder, rows: Any, said: tuple[Any, Captions | None], stored: pa.Schema) -> pa.RecordBatch:
     classes, table = said
     names = [name for name, _ in rows]
     columns: dict[str, Any] = {"image": [_image(folder, name) for name in names], "path": names}
@@ -368,7 +370,7 @@ def _as_array(values: Any, kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _image(folder: _Folder, name: str) -> bytes:
+def _image(folder: _ImageFolder, name: str) -> bytes:
     data = folder.read(name)
     try:
         fact = facts_of_image(data)

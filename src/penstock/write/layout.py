@@ -32,7 +32,7 @@ CHECKSUMS = {"write_page_checksum": True} if "write_page_checksum" in signature(
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StorageLayout:
     """A dataset's columns as stored."""
 
     unischema: Unischema
@@ -117,7 +117,7 @@ def _leaves(field: Any) -> list[str]:
     return [str(field.name)]
 
 
-def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence[str]) -> Layout:
+def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence[str]) -> StorageLayout:
     """Check the partition columns and return the layout of a dataset.
 
     Raises:
@@ -136,7 +136,7 @@ def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence
         _check_partition(name, columns, cells)
     if columns.names and len(partition_by) == len(columns.names):
         raise SchemaError("partition_by takes every column, so that the files would have none; leave one out")
-    return Layout(unischema, columns, tuple(partition_by), cells, _limits(unischema, columns))
+    return StorageLayout(unischema, columns, tuple(partition_by), cells, _limits(unischema, columns))
 
 
 def _limits(unischema: Unischema, columns: pa.Schema) -> dict[str, np.iinfo[Any] | np.finfo[Any]]:

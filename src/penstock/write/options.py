@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import PlanError
-from penstock.write import work
+from penstock.write import encode_task
 
 ROW_GROUP_BYTES = 16 << 20
 """Encoded bytes of a row group: large enough to read at full speed, small enough that 24 of them fit a shuffle window
@@ -71,8 +71,8 @@ class WriteOptions:
     @property
     def batch(self) -> tuple[int, int]:
         """Rows and bytes that are encoded in one go: no more than a file's, and about a row group's at most."""
-        rows = min(work.BATCH_ROWS, self.rows_per_file or work.BATCH_ROWS)
-        return rows, min(work.BATCH_BYTES, max(self.row_group_bytes, work.LEAST_BATCH_BYTES))
+        rows = min(encode_task.BATCH_ROWS, self.rows_per_file or encode_task.BATCH_ROWS)
+        return rows, min(encode_task.BATCH_BYTES, max(self.row_group_bytes, encode_task.LEAST_BATCH_BYTES))
 
     @property
     def prefix(self) -> str:

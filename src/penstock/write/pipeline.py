@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from penstock.write.work import Work
+    from penstock.write.encode_task import EncodeTask
 
 AHEAD_BYTES = 256 << 20
 """Most bytes of rows that are being encoded or wait for the disk, however many cores there are."""
@@ -34,14 +34,14 @@ class Pipeline:
         self._threads = max(threads - 1, 1)  # the caller's own thread is the last one
         self._encoders = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-encode")
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="penstock-store")
-        self._waiting: deque[tuple[Future[pa.RecordBatch], Work]] = deque()
+        self._waiting: deque[tuple[Future[pa.RecordBatch], EncodeTask]] = deque()
         """Works that nobody has begun to encode."""
         self._running: deque[tuple[Future[None], int]] = deque()
         self._begun = self._encoded = 0
         self._bytes = 0
         self._error: BaseException | None = None
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: EncodeTask) -> None:
         """Take the next work; while too many are under way, encodes some of them here."""
         self._raise()
         encoded: Future[pa.RecordBatch] = Future()

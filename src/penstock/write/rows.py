@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import SchemaError
-from penstock.write import work
+from penstock.write import encode_task
+from penstock.write.buffer_pool import BufferPool
 from penstock.write.cells import (
-    Encoded,
+    EncodedCell,
     array_of,
     encode_cell,
     encode_cells,
@@ -28,14 +29,13 @@ from penstock.write.cells import (
     plain_types,
     refuse_names,
 )
-from penstock.write.owned import FIXED, own
-from penstock.write.spares import Spares
+from penstock.write.defensive_copy import FIXED, own
+from penstock.write.encode_task import EncodeTask
 from penstock.write.tables import checked
-from penstock.write.work import Work
 
 if TYPE_CHECKING:
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.layout import Layout
+    from penstock.write.layout import StorageLayout
 
 _NUMBER_BYTES = 32
 """A Python number in a list, about."""
@@ -49,18 +49,18 @@ class Hands:
     """Whether the other threads have enough to do: then the caller's encodes as well, which spares a copy."""
     copy: bool
     """Whether values may change once the row is taken, so that what waits has to be a copy."""
-    batch_rows: int = work.BATCH_ROWS
+    batch_rows: int = encode_task.BATCH_ROWS
     """Rows after which a batch is closed."""
-    batch_bytes: int = work.BATCH_BYTES
+    batch_bytes: int = encode_task.BATCH_BYTES
     """Bytes of values after which a batch is closed."""
-    spares: Spares = dataclasses.field(default_factory=Spares)
+    spares: BufferPool = dataclasses.field(default_factory=BufferPool)
     """Where the memory of copies goes when they are encoded."""
 
 
 class RowBuffer:
     """The rows of the batch that is being filled, as columns."""
 
-    def __init__(self, layout: Layout, first: int, hands: Hands) -> None:
+    def __init__(self, layout: StorageLayout, first: int, hands: Hands) -> None:
         fields = layout.unischema.fields
         if list(fields) != layout.columns.names:
             raise SchemaError("rows cannot follow a table with structs; pass schema=Unischema(...) and rows only")
@@ -107,17 +107,17 @@ class RowBuffer:
 
     def _keep(self, field: UnischemaField, value: Any, index: int, *, busy: bool) -> Any:
         if busy:
-            return Encoded(own(encode_cell(field, value, index)))
+            return EncodedCell(own(encode_cell(field, value, index)))
         return keep_value(field, value, index, self._hands.spares if self._hands.copy else None)
 
     def is_full(self) -> bool:
         """Tell whether the batch is large enough to be encoded."""
         return self.num_rows >= self._hands.batch_rows or self._bytes >= self._hands.batch_bytes
 
-    def take(self) -> Work:
+    def take(self) -> EncodeTask:
         """Return the rows so far as one work, and begin the next batch."""
         make = partial(_make, self._cells, self._layout, self._first, self._hands)
-        taken = Work(self._first, self.num_rows, self._bytes, make)
+        taken = EncodeTask(self._first, self.num_rows, self._bytes, make)
         self._first += self.num_rows
         self._clear()
         return taken
@@ -132,7 +132,7 @@ def _size(cell: Any) -> int:
     return int(getattr(cell, "nbytes", _NUMBER_BYTES))
 
 
-def _make(cells: list[list[Any]], layout: Layout, first: int, hands: Hands) -> pa.RecordBatch:
+def _make(cells: list[list[Any]], layout: StorageLayout, first: int, hands: Hands) -> pa.RecordBatch:
     arrays = []
     for column, stored in zip(cells, layout.columns, strict=True):
         field = layout.unischema.fields[stored.name]

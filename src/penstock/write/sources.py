@@ -22,13 +22,13 @@ from penstock.errors import SchemaError, StateMismatch
 from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.write.columns import column_works, length
-from penstock.write.layout import Layout, plan_layout
+from penstock.write.layout import StorageLayout, plan_layout
 from penstock.write.lists import is_missing
 from penstock.write.rows import Hands, RowBuffer
 from penstock.write.tables import table_works, without_runs
 
 if TYPE_CHECKING:
-    from penstock.write.work import Work
+    from penstock.write.encode_task import EncodeTask
 
 ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
 
@@ -263,7 +263,7 @@ def _views() -> list[tuple[Any, Any]]:
 # --- their layout -----------------------------------------------------------------------------------------------------
 
 
-def layout_of(data: Any, schema: Unischema | None, partition_by: tuple[str, ...]) -> Layout:
+def layout_of(data: Any, schema: Unischema | None, partition_by: tuple[str, ...]) -> StorageLayout:
     """Return the layout that data in normal form is to have; SchemaError where it needs a schema and has none."""
     if schema is not None:
         return schema_layout(schema, partition_by)
@@ -279,7 +279,7 @@ def layout_of(data: Any, schema: Unischema | None, partition_by: tuple[str, ...]
     )
 
 
-def schema_layout(schema: Any, partition_by: tuple[str, ...]) -> Layout:
+def schema_layout(schema: Any, partition_by: tuple[str, ...]) -> StorageLayout:
     """Return the layout of a schema that was given."""
     if not isinstance(schema, Unischema):
         raise SchemaError(f"schema must be a Unischema or None; got {type(schema).__name__}")
@@ -345,7 +345,7 @@ def num_rows(data: Any) -> int | None:
     return len(data) if isinstance(data, Sequence) else None
 
 
-def works(data: Any, layout: Layout, first: int, *, skip: int, hands: Hands) -> Iterator[Work]:
+def works(data: Any, layout: StorageLayout, first: int, *, skip: int, hands: Hands) -> Iterator[EncodeTask]:
     """Cut data in normal form into works, without its first `skip` rows; the next has the number `first`.
 
     Raises:
@@ -374,7 +374,7 @@ def _too_short(found: int, skip: int) -> StateMismatch:
     )
 
 
-def _from_tables(tables: Iterable[Any], layout: Layout, first: int, skip: int) -> Iterator[Work]:
+def _from_tables(tables: Iterable[Any], layout: StorageLayout, first: int, skip: int) -> Iterator[EncodeTask]:
     wanted = skip
     for table in tables:
         left = table.slice(min(skip, table.num_rows))
@@ -385,7 +385,7 @@ def _from_tables(tables: Iterable[Any], layout: Layout, first: int, skip: int) -
         raise _too_short(wanted - skip, wanted)
 
 
-def _from_rows(data: Iterable[Any], layout: Layout, first: int, skip: int, hands: Hands) -> Iterator[Work]:
+def _from_rows(data: Iterable[Any], layout: StorageLayout, first: int, skip: int, hands: Hands) -> Iterator[EncodeTask]:
     buffer, rows = RowBuffer(layout, first, hands), iter(data)
     passed = sum(1 for _ in itertools.islice(rows, skip))
     if passed < skip:

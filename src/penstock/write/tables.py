@@ -19,16 +19,16 @@ from penstock.dataset.agree import decoded
 from penstock.errors import SchemaError
 from penstock.write.casts import cast_column
 from penstock.write.cells import array_of, check_limits, encode_cell, refuse_names, refuse_null, refuse_nulls, wanted
-from penstock.write.work import TABLE_ROWS, Work
+from penstock.write.encode_task import TABLE_ROWS, EncodeTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.layout import Layout
+    from penstock.write.layout import StorageLayout
 
 
-def table_works(data: Any, layout: Layout, first: int) -> Iterator[Work]:
+def table_works(data: Any, layout: StorageLayout, first: int) -> Iterator[EncodeTask]:
     """Cut a table, batch or reader into works, in order."""
     refuse_names(data.schema.names, layout.columns.names)
     found = [data] if isinstance(data, pa.RecordBatch) else data
@@ -37,11 +37,11 @@ def table_works(data: Any, layout: Layout, first: int) -> Iterator[Work]:
     for whole in found:
         for start in range(0, whole.num_rows, TABLE_ROWS):
             batch = whole.slice(start, TABLE_ROWS)
-            yield Work(first, batch.num_rows, int(batch.nbytes), partial(_make, batch, layout, first))
+            yield EncodeTask(first, batch.num_rows, int(batch.nbytes), partial(_make, batch, layout, first))
             first += batch.num_rows
 
 
-def _make(batch: pa.RecordBatch, layout: Layout, first: int) -> pa.RecordBatch:
+def _make(batch: pa.RecordBatch, layout: StorageLayout, first: int) -> pa.RecordBatch:
     arrays = []
     for stored in layout.columns:
         position = batch.schema.get_field_index(stored.name)
@@ -53,14 +53,14 @@ def _make(batch: pa.RecordBatch, layout: Layout, first: int) -> pa.RecordBatch:
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
 
 
-def checked(batch: pa.RecordBatch, layout: Layout, first: int) -> pa.RecordBatch:
+def checked(batch: pa.RecordBatch, layout: StorageLayout, first: int) -> pa.RecordBatch:
     """Return the batch, unless a number is outside of what its field holds."""
     for name, limits in layout.limits.items():
         check_limits(batch.column(layout.columns.get_field_index(name)), name, limits, first)
     return batch
 
 
-def stored_column(column: Any, stored: pa.Field, layout: Layout, first: int) -> pa.Array:
+def stored_column(column: Any, stored: pa.Field, layout: StorageLayout, first: int) -> pa.Array:
     """Return an Arrow column in its stored type; rows of lists are encoded where the field has a codec."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -28,18 +28,18 @@ from penstock.write.finish import facts_of, finish, same_layout
 from penstock.write.journal import DoneFile, Journal
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
 from penstock.write.pipeline import Pipeline
-from penstock.write.place import Place
 from penstock.write.rows import Hands, RowBuffer
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
-from penstock.write.stage import claim, numbers
+from penstock.write.staging import claim, numbers
+from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.schema.unischema import Unischema
-    from penstock.write.layout import Layout
-    from penstock.write.work import Work
+    from penstock.write.encode_task import EncodeTask
+    from penstock.write.layout import StorageLayout
 
 
 class Writer:
@@ -101,7 +101,7 @@ class Writer:
         layout = None if schema is None else schema_layout(schema, names)
         fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
         first_look(fs, path, url)
-        self._stage, self._lock = claim(Place.at(fs, path), self._options)
+        self._stage, self._lock = claim(WriteTarget.at(fs, path), self._options)
         self._journal = Journal(fs, self._stage.writer(part), self._stage.data)
         self._rows = 0
         self._hands = Hands(self._is_busy, True, *self._options.batch)
@@ -189,7 +189,7 @@ class Writer:
             self._submit(self._buffer.take())
         self._buffer = None
 
-    def _submit(self, next_work: Work) -> None:
+    def _submit(self, next_work: EncodeTask) -> None:
         if self._pipeline is None:
             raise InternalError("a writer took rows before its layout was known; please report")
         self._pipeline.submit(next_work)
@@ -204,7 +204,7 @@ class Writer:
 
     # --- begin and end ------------------------------------------------------------------------------------------------
 
-    def _begin(self, layout: Layout | None) -> None:
+    def _begin(self, layout: StorageLayout | None) -> None:
         try:
             if self._options.resume:
                 self._journal.go_on()
@@ -218,13 +218,13 @@ class Writer:
             self.abort()
             raise
 
-    def _ready(self, data: Any) -> Layout:
+    def _ready(self, data: Any) -> StorageLayout:
         """Return the layout; the first data decides it where no schema was given."""
         if self._files is None:
             self._start(layout_of(data, self._schema, self._options.partition_by))
         return self._layout
 
-    def _start(self, layout: Layout) -> None:
+    def _start(self, layout: StorageLayout) -> None:
         self._layout = layout
         facts = {**facts_of(layout, overwrite=self._options.overwrite), "resume": self._options.resume, **self._notes()}
         self._check_facts(facts)
@@ -287,7 +287,7 @@ class Writer:
         self._is_over = True
         self._written = summary(self._url, files)
         if self._options.part is None:
-            from penstock.write.settle import tidy  # late: it needs this module
+            from penstock.write.commits import tidy  # late: it needs this module
 
             tidy(self._stage)
         return self._written

@@ -71,7 +71,7 @@ def build_rowgroup_index(  # noqa: PLR0913 -- Petastorm's signature, and two key
     if spark_context is None or not len(source.chunk_rows):
         built = build_indexes(source, given, workers=default_workers())
     else:
-        task = _Task(dataset_url, storage_options, filesystem, source.fingerprint, given)
+        task = _IndexTask(dataset_url, storage_options, filesystem, source.fingerprint, given)
         num_chunks = len(source.chunk_rows)
         chunks = spark_context.parallelize(range(num_chunks), min(num_chunks, PARALLEL_SLICE_NUM))
         built = chunks.mapPartitions(task).reduce(merge)
@@ -94,7 +94,7 @@ def _check_order(dataset_url: Any, spark_context: Any, indexers: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _IndexTask:
     """What Spark runs for some row groups: opens the dataset there and indexes them one by one. Pickles."""
 
     url: str

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.errors import PenstockWarning
 from penstock.petastorm.spark import _frames, _places
-from penstock.petastorm.spark._plans import Plan, UnknownPlanError, plan_of
+from penstock.petastorm.spark._plans import FramePlan, UnknownPlanError, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.petastorm.spark._frames import Settings
-    from penstock.petastorm.spark._places import Place
+    from penstock.petastorm.spark._places import ConverterFolder
 
 logger = logging.getLogger(__name__)
 
 _SMALL_FILE_BYTES = 50 << 20
-_entries: list[Entry] = []
+_entries: list[ConvertedFrame] = []
 _deleted: set[str] = set()
 """URLs of folders that this process has deleted: nobody needs to wait for their files."""
 _lock = threading.Lock()
@@ -39,12 +39,12 @@ _handler: Callable[[str], Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ConvertedFrame:
     """A folder with the rows of a DataFrame."""
 
     parent: str
     settings: Settings
-    plan: Plan | None
+    plan: FramePlan | None
     """None: nobody can tell whether another DataFrame has the same rows."""
     storage_options: Mapping[str, Any] | None
     process: int = field(default_factory=os.getpid)
@@ -54,14 +54,14 @@ class Entry:
     """Converters that have not been deleted."""
     num_coming: int = 0
     """Calls that have chosen this entry, and whose converter is not among the users yet."""
-    place: Place | None = None
+    place: ConverterFolder | None = None
     """The folder, once it is complete."""
     file_urls: tuple[str, ...] = ()
     num_rows: int = 0
     lengths: Mapping[str, int] = field(default_factory=dict)
     """Length of the arrays of a column, where it is the same in all rows."""
 
-    def serves(self, other: Entry) -> bool:
+    def serves(self, other: ConvertedFrame) -> bool:
         """Tell whether these files are what another entry would write."""
         if self.plan is None or other.plan is None or self.process != other.process:
             return False
@@ -69,12 +69,14 @@ class Entry:
         return alike and self.storage_options == other.storage_options and self.plan.same(other.plan)
 
 
-def stored(df: Any, parent: Place, settings: Settings, storage_options: Mapping[str, Any] | None) -> Entry:
+def stored(
+    df: Any, parent: ConverterFolder, settings: Settings, storage_options: Mapping[str, Any] | None
+) -> ConvertedFrame:
     """Return the entry with a DataFrame's rows: one of this process that has them already, or one written now.
 
     Two threads with the same DataFrame write it once. The entry is kept for a converter that the caller must `hold`.
     """
-    wanted = Entry(parent.url, settings, _known_plan(df), storage_options)
+    wanted = ConvertedFrame(parent.url, settings, _known_plan(df), storage_options)
     with _lock:
         entry = next((one for one in _entries if one.serves(wanted)), wanted)
         if entry is wanted:
@@ -98,7 +100,7 @@ def stored(df: Any, parent: Place, settings: Settings, storage_options: Mapping[
     return entry
 
 
-def _known_plan(df: Any) -> Plan | None:
+def _known_plan(df: Any) -> FramePlan | None:
     try:
         return plan_of(df)
     except UnknownPlanError as reason:
@@ -106,7 +108,7 @@ def _known_plan(df: Any) -> Plan | None:
         return None
 
 
-def _fill(entry: Entry, df: Any, parent: Place) -> None:
+def _fill(entry: ConvertedFrame, df: Any, parent: ConverterFolder) -> None:
     """Write the files of an entry; where that fails nothing is left of them."""
     place = parent.below(_folder_name(df.sparkSession))
     entry.place = None
@@ -138,7 +140,7 @@ def num_rows(file_urls: tuple[str, ...], storage_options: Mapping[str, Any] | No
     return len(penstock.open(list(file_urls), storage_options=storage_options))
 
 
-def _warn_of_small_files(place: Place) -> None:
+def _warn_of_small_files(place: ConverterFolder) -> None:
     """Warn where there are many files that could be few: each costs a request, and its last row group is short."""
     sizes = sorted(size for size in _places.data_sizes(place))
     if len(sizes) > 1 and sizes[len(sizes) // 2] < _SMALL_FILE_BYTES <= sum(sizes) // 2:
@@ -162,7 +164,7 @@ def set_handler(handler: Callable[[str], Any] | None) -> None:
     _handler = handler
 
 
-def hold(entry: Entry, user: Any) -> None:
+def hold(entry: ConvertedFrame, user: Any) -> None:
     """Note that a converter uses an entry."""
     with _lock:
         entry.users.add(user)
@@ -182,7 +184,7 @@ def release(url: str, user: Any, storage_options: Mapping[str, Any] | None) -> N
     delete(_places.place_of(url, storage_options))
 
 
-def delete(place: Place) -> None:
+def delete(place: ConverterFolder) -> None:
     """Delete a folder that a converter has made; any other is left as it is, with a warning."""
     if _handler is not None and _places.is_made_here(place):
         _handler(place.url)

@@ -31,7 +31,7 @@ _GIVEN_OTHERWISE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConvertedFiles:
     """What a loader reads."""
 
     folder: str
@@ -106,7 +106,7 @@ class TFDatasetContextManager:
     Leaving the `with` ends its threads; every `with` begins anew.
     """
 
-    def __init__(self, source: Source, batch_size: int, prefetch: int | None, shuffle_rows: int) -> None:
+    def __init__(self, source: ConvertedFiles, batch_size: int, prefetch: int | None, shuffle_rows: int) -> None:
         self._source = source
         self._batch_size = batch_size
         self._prefetch = prefetch
@@ -148,7 +148,7 @@ class TorchDatasetContextManager:
     """
 
     def __init__(
-        self, source: Source, batch_size: int, shuffle_rows: int, data_loader_fn: Callable[..., Any] | None
+        self, source: ConvertedFiles, batch_size: int, shuffle_rows: int, data_loader_fn: Callable[..., Any] | None
     ) -> None:
         self._source = source
         self._batch_size = batch_size

@@ -36,7 +36,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConverterFolder:
     """A folder, as Spark and as readers name it."""
 
     spark_url: str
@@ -47,9 +47,9 @@ class Place:
     path: str
     """The folder on `fs`."""
 
-    def below(self, name: str) -> Place:
+    def below(self, name: str) -> ConverterFolder:
         """Return a folder inside."""
-        return Place(f"{self.spark_url}/{name}", f"{self.url}/{quote(name)}", self.fs, f"{self.path}/{name}")
+        return ConverterFolder(f"{self.spark_url}/{name}", f"{self.url}/{quote(name)}", self.fs, f"{self.path}/{name}")
 
     def url_of(self, relative: str) -> str:
         """Return the URL of a file inside."""
@@ -57,7 +57,7 @@ class Place:
         return f"{self.url}/{quote(relative) if local else relative}"
 
 
-def place_of(url: str, storage_options: Mapping[str, Any] | None) -> Place:
+def place_of(url: str, storage_options: Mapping[str, Any] | None) -> ConverterFolder:
     """Return the place that a URL names; nothing is looked up.
 
     On a Databricks cluster `dbfs:/x`, `/dbfs/x` and `/Volumes/x` are the same folders for Spark and as local paths.
@@ -70,8 +70,8 @@ def place_of(url: str, storage_options: Mapping[str, Any] | None) -> Place:
     fs, path = resolve(url, storage_options=storage_options, filesystem=None)
     if isinstance(fs, LocalFileSystem):
         slash = "" if path.startswith("/") else "/"  # C:/x
-        return Place(_spark_url(slash + path), f"file://{slash}{quote(path, safe='/:')}", fs, path)
-    return Place(url, url, fs, path)
+        return ConverterFolder(_spark_url(slash + path), f"file://{slash}{quote(path, safe='/:')}", fs, path)
+    return ConverterFolder(url, url, fs, path)
 
 
 def reading_url(url: str) -> str:
@@ -104,7 +104,7 @@ def on_databricks() -> bool:
     return _DATABRICKS in os.environ
 
 
-def warn_if_not_shared(place: Place) -> None:
+def warn_if_not_shared(place: ConverterFolder) -> None:
     """Warn where a folder of Databricks is one of the machine itself, which the others do not see."""
     local = isinstance(place.fs, LocalFileSystem)
     if local and on_databricks() and not any(_is_below(place.path, mount) for mount in _MOUNTS):
@@ -132,31 +132,31 @@ def _is_below(path: str, folder: str) -> bool:
 # -- what was written -------------------------------------------------------------------------------------------------
 
 
-def begin(place: Place) -> None:
+def begin(place: ConverterFolder) -> None:
     """Make the folder, with a marker that lists nothing yet."""
     place.fs.create_dir(place.path, recursive=True)
     _write_marker(place, [])
 
 
-def commit(place: Place) -> list[str]:
+def commit(place: ConverterFolder) -> list[str]:
     """List everything in the folder as the converter's, and return the relative paths of its data files."""
     found = sorted(set(_files(place)) - {MARKER})
     _write_marker(place, found)
     return [name for name in found if not posixpath.basename(name).startswith(("_", "."))]
 
 
-def is_made_here(place: Place) -> bool:
+def is_made_here(place: ConverterFolder) -> bool:
     """Tell whether a folder is there that a converter has made."""
     return _read_marker(place) is not None
 
 
-def remove_new(place: Place) -> None:
+def remove_new(place: ConverterFolder) -> None:
     """Delete a folder whose writing failed: it was made by this call, under a name that nobody else has."""
     if is_made_here(place):
         place.fs.delete_dir(place.path)
 
 
-def remove(place: Place) -> list[str] | None:
+def remove(place: ConverterFolder) -> list[str] | None:
     """Delete the files that the marker lists, and the folder once it is empty.
 
     Returns:
@@ -176,11 +176,11 @@ def remove(place: Place) -> list[str] | None:
     return kept
 
 
-def _exists(place: Place) -> bool:
+def _exists(place: ConverterFolder) -> bool:
     return bool(place.fs.get_file_info(place.path).type != FileType.NotFound)
 
 
-def _files(place: Place) -> list[str]:
+def _files(place: ConverterFolder) -> list[str]:
     """Return the relative paths of all files below a folder, hidden ones too."""
     found = place.fs.get_file_info(FileSelector(place.path, recursive=True))
     prefix = place.path.rstrip("/") + "/"
@@ -188,7 +188,7 @@ def _files(place: Place) -> list[str]:
     return [path.removeprefix(prefix).removeprefix("/" + prefix) for path in paths]
 
 
-def data_sizes(place: Place) -> list[int]:
+def data_sizes(place: ConverterFolder) -> list[int]:
     """Return the bytes of each data file of a folder."""
     found = place.fs.get_file_info(FileSelector(place.path, recursive=True))
     return [
@@ -196,12 +196,12 @@ def data_sizes(place: Place) -> list[int]:
     ]
 
 
-def _write_marker(place: Place, files: Sequence[str]) -> None:
+def _write_marker(place: ConverterFolder, files: Sequence[str]) -> None:
     text = json.dumps({"made_by": _MADE_BY, "version": 1, "files": list(files)})
     put(place.fs, f"{place.path}/{MARKER}", text.encode())
 
 
-def _read_marker(place: Place) -> list[str] | None:
+def _read_marker(place: ConverterFolder) -> list[str] | None:
     """Return the files that a marker lists; None where there is none, or it is not one of ours."""
     try:
         with place.fs.open_input_stream(f"{place.path}/{MARKER}") as source:

@@ -24,7 +24,7 @@ _LISTINGS = {"CatalogFileIndex", "InMemoryFileIndex"}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FramePlan:
     """What a DataFrame computes, and from which files."""
 
     application: str
@@ -35,7 +35,7 @@ class Plan:
     columns: tuple[tuple[str, str], ...]
     """Name and type of every column: to Spark results are the same whatever their columns are called."""
 
-    def same(self, other: Plan) -> bool:
+    def same(self, other: FramePlan) -> bool:
         """Tell whether both give the same rows, under the same names; asks Spark's JVM."""
         alike = self.application == other.application and self.files == other.files
         alike = alike and self.columns == other.columns
@@ -46,7 +46,7 @@ class UnknownPlanError(Exception):
     """It cannot be told whether another DataFrame has the same rows; the message says why."""
 
 
-def plan_of(df: Any) -> Plan:
+def plan_of(df: Any) -> FramePlan:
     """Return the plan of a DataFrame, with the files as they are now; costs a listing of their folders.
 
     Raises:
@@ -61,7 +61,7 @@ def plan_of(df: Any) -> Plan:
         raise UnknownPlanError(f"this Spark does not show what a DataFrame reads ({type(exc).__name__})") from exc
 
 
-def _known(df: Any) -> Plan:
+def _known(df: Any) -> FramePlan:
     execution = df._jdf.queryExecution()
     analyzed = execution.analyzed()
     plans = [analyzed, *_each(analyzed.subqueriesAll())]
@@ -71,7 +71,7 @@ def _known(df: Any) -> Plan:
     spark = df.sparkSession
     columns = tuple((field.name, field.dataType.json()) for field in df.schema.fields)
     files = frozenset(_stated(spark, paths))
-    return Plan(spark.sparkContext.applicationId, execution.optimizedPlan(), files, columns)
+    return FramePlan(spark.sparkContext.applicationId, execution.optimizedPlan(), files, columns)
 
 
 def _each(found: Any) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from penstock.errors import PenstockWarning, PlanError
 from penstock.petastorm.spark import _cache, _places
 from penstock.petastorm.spark._frames import Settings
 from penstock.petastorm.spark._loaders import (
-    Source,
+    ConvertedFiles,
     TFDatasetContextManager,
     TorchDatasetContextManager,
     check_options,
@@ -223,7 +223,9 @@ class SparkDatasetConverter:
         source = self._source(num_epochs, workers_count, size, petastorm_reader_kwargs)
         return TorchDatasetContextManager(source, size, shuffle, data_loader_fn)
 
-    def _source(self, num_epochs: int | None, workers: int | None, size: int, more: Mapping[str, Any]) -> Source:
+    def _source(
+        self, num_epochs: int | None, workers: int | None, size: int, more: Mapping[str, Any]
+    ) -> ConvertedFiles:
         check_options(more)
         check_shards(more, stacklevel=3)
         if num_epochs is None and not self.dataset_size:
@@ -237,7 +239,7 @@ class SparkDatasetConverter:
             options["storage_options"] = self._storage_options
         options |= more
         files, wait_s = tuple(self.file_urls), _FILE_AVAILABILITY_WAIT_TIMEOUT_SECS
-        return Source(self.cache_dir_url, files, self._lengths, wait_s, options)
+        return ConvertedFiles(self.cache_dir_url, files, self._lengths, wait_s, options)
 
     def _warn_if_endless(self, num_epochs: int | None, size: int, shard_count: int | None) -> None:
         if num_epochs is not None or self._warned:

@@ -25,7 +25,7 @@ TABLE_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EncodeTask:
     """Rows that are to become one batch in storage form."""
 
     first: int

@@ -60,7 +60,7 @@ def claim_alone(fs: FileSystem, path: str, others: Callable[[], Iterable[str]]) 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WriteTarget:
     """A target folder on a filesystem."""
 
     fs: FileSystem
@@ -68,7 +68,7 @@ class Place:
     """Without a slash at the end."""
 
     @classmethod
-    def at(cls, fs: FileSystem, path: str) -> Place:
+    def at(cls, fs: FileSystem, path: str) -> WriteTarget:
         """Return the place that a path means: where it is a link, that which it leads to."""
         path = path.rstrip("/") or path
         if isinstance(fs, LocalFileSystem) and os.path.islink(path):

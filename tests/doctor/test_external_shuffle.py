@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.doctor.spill import SHUFFLE, Spill, shuffled
+from penstock.doctor.external_shuffle import SHUFFLE, Spill, shuffled
 
 if TYPE_CHECKING:
     from pathlib import Path

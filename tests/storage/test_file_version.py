@@ -7,7 +7,7 @@ import pytest
 from pyarrow.fs import LocalFileSystem
 
 from penstock.storage import to_arrow_filesystem
-from penstock.storage.identity import version_of
+from penstock.storage.file_version import version_of
 from penstock.testing.filesystems import RecordingFileSystem
 
 

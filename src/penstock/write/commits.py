@@ -16,8 +16,8 @@ from penstock.storage.locks import Lock, remove_dead_scratch
 from penstock.write.files import Written
 from penstock.write.finish import finish, same_layout
 from penstock.write.journal import DoneFile, Journal
-from penstock.write.place import Place
-from penstock.write.stage import Stage, adopt_note, forget_shown, is_idle, unfinished
+from penstock.write.staging import StagedDataset, adopt_note, forget_shown, is_idle, unfinished
+from penstock.write.target import WriteTarget
 from penstock.write.writer import summary
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def commit(
         return summary(str(url), _commit(str(url), place, parts))
 
 
-def _commit(url: str, place: Place, parts: int | None) -> list[DoneFile]:
+def _commit(url: str, place: WriteTarget, parts: int | None) -> list[DoneFile]:
     stage = _shared(place)
     journals = _journals(stage)
     for journal in journals.values():
@@ -106,7 +106,7 @@ def discard(
     return len(found)
 
 
-def tidy(shown: Stage) -> None:
+def tidy(shown: StagedDataset) -> None:
     """Remove what earlier writers of a target left when they died, once another one's dataset is there.
 
     Only what is surely dead: on a store, where nobody can tell, it stays until `discard` is called.
@@ -121,13 +121,13 @@ def tidy(shown: Stage) -> None:
                 stage.remove()
 
 
-def _place(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, filesystem: Any) -> Place:
+def _place(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, filesystem: Any) -> WriteTarget:
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
     first_look(fs, path, url)
-    return Place.at(fs, path)
+    return WriteTarget.at(fs, path)
 
 
-def _shared(place: Place) -> Stage:
+def _shared(place: WriteTarget) -> StagedDataset:
     for stage in unfinished(place):
         names = [posixpath.basename(folder) for folder in writers(place.fs, stage.journal)]
         if names and ALONE not in names:
@@ -138,7 +138,7 @@ def _shared(place: Place) -> Stage:
     )
 
 
-def _journals(stage: Stage) -> dict[int, Journal]:
+def _journals(stage: StagedDataset) -> dict[int, Journal]:
     folders = writers(stage.fs, stage.journal)
     return {int(posixpath.basename(folder)): Journal(stage.fs, folder, stage.data) for folder in folders}
 

@@ -26,7 +26,7 @@ _MAGIC = b"PNSTUSE1"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.0005, 0.02
 
 
-class Account:
+class LockedUsage:
     """The figure while the lock is held."""
 
     __slots__ = ("_fd", "used")
@@ -44,7 +44,7 @@ class Account:
         os.write(self._fd, record + _CHECK.pack(zlib.crc32(record)))
 
 
-class Ledger:
+class UsageCounter:
     """The figure of one cache folder; safe for threads and processes."""
 
     def __init__(self, path: str) -> None:
@@ -60,7 +60,7 @@ class Ledger:
             return None
 
     @contextlib.contextmanager
-    def hold(self, timeout_s: float) -> Iterator[Account | None]:
+    def hold(self, timeout_s: float) -> Iterator[LockedUsage | None]:
         """Hold the lock and give the account, or None if others held the lock for all that time.
 
         A process that was stopped while it had the lock does not stop the others: they store nothing meanwhile.
@@ -75,7 +75,7 @@ class Ledger:
                 yield None
                 return
             try:
-                yield Account(fd)
+                yield LockedUsage(fd)
             finally:
                 unlock_and_close(fd)
         finally:

@@ -27,7 +27,7 @@ MOST_BYTES = 64 << 20
 _CLASS_BYTES = 64 << 10
 
 
-class Spares:
+class BufferPool:
     """Memory of copies that are no longer needed."""
 
     def __init__(self) -> None:

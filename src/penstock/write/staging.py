@@ -12,7 +12,7 @@ left, and shows or removes it. Cases:
   be its own any more, and leaves what is there alone.
 
 Folders of live writers are never removed: a writer holds its lock until the dataset has appeared, and both choosing a
-folder and removing those of dead writers happen under the mutex of the folder that holds the target (`Place.mutex`).
+folder and removing those of dead writers happen under the mutex of the target's parent folder (`WriteTarget.mutex`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.errors import DatasetExists, DatasetIncomplete
 from penstock.storage import walk
 from penstock.storage.locks import Lock
 from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, put_json, remove, restore, sync_folders
-from penstock.write.place import Place, claim_alone
+from penstock.write.target import WriteTarget, claim_alone
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -59,10 +59,10 @@ _GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StagedDataset:
     """A dataset that is being written."""
 
-    place: Place
+    place: WriteTarget
     folder: str | None
     """The hidden folder; None: the target itself, under its marker."""
     token: str = ""
@@ -239,11 +239,11 @@ def numbers(files: Sequence[DoneFile]) -> dict[str, int]:
     }
 
 
-def forget_shown(place: Place) -> dict[str, dict[str, Any]]:
+def forget_shown(place: WriteTarget) -> dict[str, dict[str, Any]]:
     """Remove what writers left that were killed when the target had appeared; return the folders and their numbers."""
     found = {}
     for folder in hidden_folders(place.fs, place.path):
-        stage = Stage(place, folder)
+        stage = StagedDataset(place, folder)
         shown = stage.shown()
         if shown is not None:
             found[folder] = shown
@@ -264,7 +264,7 @@ def _remove_shown(fs: Any, folder: str) -> None:
     remove(fs, folder)
 
 
-def claim(place: Place, options: WriteOptions) -> tuple[Stage, Lock]:
+def claim(place: WriteTarget, options: WriteOptions) -> tuple[StagedDataset, Lock]:
     """Choose the stage to write in, and take this writer's lock in it before anybody can take it for a dead one's.
 
     Raises:
@@ -291,7 +291,7 @@ def claim(place: Place, options: WriteOptions) -> tuple[Stage, Lock]:
     return stage, lock
 
 
-def choose(place: Place, options: WriteOptions) -> Stage:
+def choose(place: WriteTarget, options: WriteOptions) -> StagedDataset:
     """Return the stage to write in, made: a new one, or one that an earlier writer or other parts have begun.
 
     Raises:
@@ -317,13 +317,15 @@ def choose(place: Place, options: WriteOptions) -> Stage:
         if options.part is None and not options.resume and not options.overwrite:
             _refuse_losing(place)
         token = os.urandom(6).hex() if options.part is None else SHARED  # parts begin at the same time
-        stage = Stage(place, _folder(place, options) if can_rename(place.fs) or not place.is_free() else None, token)
+        stage = StagedDataset(
+            place, _folder(place, options) if can_rename(place.fs) or not place.is_free() else None, token
+        )
     stage.make()
     _refuse_mixing(stage, options.part)
     return stage
 
 
-def _refuse_losing(place: Place) -> None:
+def _refuse_losing(place: WriteTarget) -> None:
     """Raise DatasetExists where an earlier writer has left rows for another to go on with."""
     for folder in hidden_folders(place.fs, place.path):
         journal = posixpath.join(folder, "journal")
@@ -334,7 +336,7 @@ def _refuse_losing(place: Place) -> None:
                 raise DatasetExists(str(incomplete(place.fs, place.path, journal)))
 
 
-def _why(place: Place) -> str:
+def _why(place: WriteTarget) -> str:
     try:
         refuse_marked(place.fs, place.path)
     except DatasetIncomplete as error:
@@ -342,7 +344,7 @@ def _why(place: Place) -> str:
     return f"{place.path} is incomplete"
 
 
-def _folder(place: Place, options: WriteOptions) -> str:
+def _folder(place: WriteTarget, options: WriteOptions) -> str:
     if options.part is not None:
         return place.hidden(SHARED)
     if options.resume:
@@ -357,7 +359,7 @@ def _folder(place: Place, options: WriteOptions) -> str:
     return place.hidden(os.urandom(6).hex())
 
 
-def _can_resume(place: Place, folder: str) -> bool:
+def _can_resume(place: WriteTarget, folder: str) -> bool:
     """Tell whether a hidden folder is that of a writer without part=; what Spark began says its own cure."""
     facts = read_json(place.fs, posixpath.join(folder, "journal", ALONE, BEGIN))
     return facts is not None and folder != place.hidden(SHARED) and "cure" not in facts
@@ -368,7 +370,7 @@ def is_idle(fs: Any, folder: str) -> bool:
     return not Lock(fs, folder).is_held()
 
 
-def _refuse_mixing(stage: Stage, part: int | None) -> None:
+def _refuse_mixing(stage: StagedDataset, part: int | None) -> None:
     names = {posixpath.basename(folder) for folder in writers(stage.fs, stage.journal)}
     alone = ALONE in names
     if (part is not None and alone) or (part is None and names - {ALONE}):
@@ -379,16 +381,16 @@ def _refuse_mixing(stage: Stage, part: int | None) -> None:
         )
 
 
-def _marked(place: Place) -> Stage | None:
+def _marked(place: WriteTarget) -> StagedDataset | None:
     """Return the unfinished dataset whose marker is in the target, None where there is none."""
     marker = read_json(place.fs, place.marker)
     if marker is None:
         return None
     folder = str(marker["from"]).rpartition("/")[0] if marker.get("from") else None
-    return Stage(place, folder, str(marker.get("token", "")))
+    return StagedDataset(place, folder, str(marker.get("token", "")))
 
 
-def adopt_note(place: Place) -> None:
+def adopt_note(place: WriteTarget) -> None:
     """Put the note that a block of `materialize_dataset` left, whose driver was killed, into the target as its marker.
 
     Only where the target does not open for that reason: a dataset that somebody has written since is complete.
@@ -429,10 +431,10 @@ def _is_alive(process: Any) -> bool:
     return True
 
 
-def unfinished(place: Place) -> list[Stage]:
+def unfinished(place: WriteTarget) -> list[StagedDataset]:
     """Return every unfinished writing of a target, those of several parts first."""
     marked = _marked(place)
     folders = hidden_folders(place.fs, place.path)
     folders.sort(key=lambda folder: folder != place.hidden(SHARED))
     found = [] if marked is None else [marked]
-    return found + [Stage(place, folder) for folder in folders if marked is None or folder != marked.folder]
+    return found + [StagedDataset(place, folder) for folder in folders if marked is None or folder != marked.folder]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.doctor.weigh import Rows
+    from penstock.doctor.row_sizes import Rows
     from penstock.plan.plan import Plan
 
 LARGE, SMALL = 8, 1 / 16
@@ -39,7 +39,7 @@ _SLACK = 1.05
 """Where rows differ in size, row groups may come out with so many times the rows expected."""
 
 
-class Reads(NamedTuple):
+class ReadFactor(NamedTuple):
     """Bytes that all ranks together read over bytes needed, and the lanes to start the run with for that."""
 
     factor: float
@@ -48,7 +48,7 @@ class Reads(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TrainingRun:
     """The run that the dataset is judged for."""
 
     world: int
@@ -68,14 +68,14 @@ class Wanted:
             counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=EpochPlan.window_rows
         )
 
-    def reads(self, counts: NDArray[np.int64], row_bytes: float) -> Reads:
+    def reads(self, counts: NDArray[np.int64], row_bytes: float) -> ReadFactor:
         """Return the least that all ranks read, with lanes that fit the ranks where that helps."""
         most = int(self.window_bytes // (2 * max(typical_rows(counts), 1) * max(row_bytes, 1.0)))
-        best = Reads(self.plan(counts, row_bytes).read_factor, None)
+        best = ReadFactor(self.plan(counts, row_bytes).read_factor, None)
         for lanes in (self.world, 2 * self.world, 3 * self.world):
             if 1 < lanes <= min(most, len(counts)):
                 factor = self.plan(counts, row_bytes, lanes).read_factor
-                best = Reads(factor, lanes) if factor < WORTH_IT * best.factor else best
+                best = ReadFactor(factor, lanes) if factor < WORTH_IT * best.factor else best
         return best
 
     def is_small(self, counts: NDArray[np.int64], row_bytes: float) -> bool:
@@ -97,7 +97,7 @@ class Aim(NamedTuple):
     files: int
     dissolved: tuple[str, ...]
     """Partition columns that must not stay folders."""
-    reads: Reads
+    reads: ReadFactor
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class Aim(NamedTuple):
         )
 
 
-def aim(rows: Rows, wanted: Wanted, *, shuffle: bool) -> Aim:
+def aim(rows: Rows, wanted: TrainingRun, *, shuffle: bool) -> Aim:
     """Return the layout to write: with the largest row groups that the run is good with, else the best there are.
 
     Folders of partitions stay, unless rows are to be shuffled over all of them, or row groups or files cannot be good
@@ -141,7 +141,7 @@ class _Trial(NamedTuple):
         return self.faults < other.faults or (self.faults == other.faults and fewer)
 
 
-def _trials(rows: Rows, wanted: Wanted, *, shuffle: bool) -> Iterator[_Trial]:
+def _trials(rows: Rows, wanted: TrainingRun, *, shuffle: bool) -> Iterator[_Trial]:
     # The writer counts encoded bytes: where these are far from those in memory, the wish is for the latter.
     times = round(math.log2(max(rows.written, 1.0) / max(rows.after, 1.0)))
     largest = wanted.row_group_bytes << times if times > 0 else wanted.row_group_bytes >> -times
@@ -152,7 +152,7 @@ def _trials(rows: Rows, wanted: Wanted, *, shuffle: bool) -> Iterator[_Trial]:
             yield _Trial(made, small + tiny)
 
 
-def _made(rows: Rows, wanted: Wanted, row_group_bytes: int, dissolved: tuple[str, ...]) -> Aim:
+def _made(rows: Rows, wanted: TrainingRun, row_group_bytes: int, dissolved: tuple[str, ...]) -> Aim:
     folders = np.array([rows.total], np.int64) if dissolved else rows.folders
     counts = _cut(folders, row_group_bytes / max(rows.written, 1.0))
     files = int(np.maximum(1, np.ceil(folders * rows.written / FILE_BYTES)).sum())

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset import ParquetSource
-    from penstock.dataset.predicates_late import PredicateFilter
+    from penstock.dataset.row_filter import RowFilter
     from penstock.engine.columns import Column
     from penstock.engine.finish import Batch
     from penstock.engine.loader import Make
@@ -124,7 +124,7 @@ class Dataset:
     """
 
     def __init__(
-        self, source: ParquetSource, selection: Selection, names: Sequence[str], late: PredicateFilter | None = None
+        self, source: ParquetSource, selection: Selection, names: Sequence[str], late: RowFilter | None = None
     ) -> None:
         self._source = source
         self._late = late
@@ -207,34 +207,27 @@ class Dataset:
         whole row groups first; what is left is evaluated once, here, in threads, reading only the columns that it
         names. A predicate's function is called row by row with decoded values, None for null.
 
-        With `exact=False`, for predicates that would take long, nothing is read here: the order is that of all rows,
-        and rows are left out as they are delivered. Resuming stays exact; `len` counts rows before the predicate, ranks
-        may get unequal numbers of rows, and single rows cannot be asked for.
+        With `exact=False`, for filters that would take long, nothing is read here: the order is that of all rows, and
+        rows are left out as they are delivered, by their decoded values. Resuming stays exact; `len` counts rows
+        before the filter, ranks may get unequal numbers of rows, and single rows cannot be requested by number. Tuples
+        and expressions can then only test arrays and encoded cells for null.
         """
-        from penstock.dataset.filters import normalise, select
-        from penstock.dataset.predicates import is_predicate
-        from penstock.dataset.predicates_select import select_predicate
+        from penstock.dataset.arrow_filter import delivered_schema
+        from penstock.dataset.row_filter import make_row_filter
+        from penstock.dataset.select_rows import select_rows
         from penstock.engine.host import default_workers
 
-        source, before, workers = self._source, self._selection, default_workers()
-        if not exact:
-            return self._filtered_late(filters)
-        if is_predicate(filters):
-            found = select_predicate(source, filters, before, workers=workers, batched=False)
-        else:
-            found = select(source, normalise(filters, source.arrow_schema), before, workers=workers)
-        return self if found is before else self._chosen(found)
-
-    def _filtered_late(self, predicate: Any) -> Dataset:
-        from penstock.dataset.predicates import check_predicate, in_reduce
-        from penstock.dataset.predicates_late import PredicateFilter
-
-        predicate = check_predicate(predicate)
-        if self._late is not None:
-            predicate = in_reduce([self._late.predicate, predicate], all)
-        late = PredicateFilter(predicate, batched=False)
-        pick_columns(self._source.arrow_schema.names, sorted(late.fields))
-        return Dataset(self._source, self._selection, self._names, late)
+        source, schema = self._source, self._source.arrow_schema
+        if exact:
+            found = make_row_filter(filters, schema)
+            if found is None:
+                return self
+            return self._chosen(select_rows(source, found, self._selection, workers=default_workers()))
+        found = make_row_filter(filters, delivered_schema(schema, source.unischema.fields))
+        if found is None:
+            return self
+        late = found if self._late is None else self._late & found
+        return Dataset(source, self._selection, self._names, late)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from penstock.dataset.predicates import (
     in_reduce,
     in_set,
 )
-from penstock.dataset.predicates_mask import evaluate
+from penstock.dataset.row_filter import evaluate
 
 __all__ = [
     "PredicateBase",

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import penstock
 from penstock.dataset import Selection, open_parquet
 from penstock.dataset.common_metadata import read_common_metadata, update_common_metadata
-from penstock.dataset.filters import normalise, select
 from penstock.dataset.index import (
     IntersectIndexSelector,
     RowGroupSelectorBase,
@@ -35,8 +34,8 @@ from penstock.dataset.index_store import (
 )
 from penstock.errors import ColumnNotFound, MetadataError, SchemaError
 from penstock.schema.stored import PETASTORM_INDEX_KEY
+from tests.dataset.filtering import chosen, rows
 from tests.dataset.make import ids, write
-from tests.dataset.test_filters import rows
 from tests.depth import depth
 from tests.schema.petastorm_bytes import Stub, dumps
 
@@ -380,8 +379,7 @@ class TestSelecting:
         assert nested.get_index_names() == ["by_id", "by_split"]
 
     def test_defect_5_2_7_index_ordinals_stay_right_under_filters(self, indexed):
-        everything = Selection.all(indexed.chunk_rows)
-        before = select(indexed, normalise([("split", "=", "b"), ("id", "!=", 13)]), everything, workers=1)
+        before = chosen(indexed, [("split", "=", "b"), ("id", "!=", 13)])
         # 13 lies in chunk 3, which is the first that the filter leaves.
         assert self.chosen(indexed, SingleIndexSelector("by_id", [13, 20]), before) == [12, 14, 15, 20, 21, 22, 23]
         assert self.chosen(indexed, SingleIndexSelector("by_id", [0]), before) == []
@@ -389,7 +387,7 @@ class TestSelecting:
     def test_what_was_selected_is_equal_to_a_filter_of_the_same_rows(self, indexed):
         everything = Selection.all(indexed.chunk_rows)
         by_index = select_row_groups(indexed, SingleIndexSelector("by_split", ["a"]), everything)
-        assert by_index.digest() == select(indexed, normalise([("split", "=", "a")]), everything, workers=1).digest()
+        assert by_index.digest() == chosen(indexed, [("split", "=", "a")]).digest()
 
     def test_selectors_of_the_users_own(self, indexed):
         class Even(RowGroupSelectorBase):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dataset.predicates import is_predicate
-from penstock.dataset.predicates_keys import KeySet, key_of
+from penstock.dataset.value_keys import KeySet, key_of
 from penstock.errors import SchemaError
 from penstock.predicates import (
     PredicateBase,

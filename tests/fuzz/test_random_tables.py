@@ -13,7 +13,7 @@ from penstock.schema.arrow import flatten_structs
 from penstock.storage.cache import MemoryCache
 from tests.codecs.arrow_cases import CASES, case_of
 from tests.codecs.arrow_plain import plain_rows
-from tests.dataset.test_filter_values import NUMERIC, SIGNS, TIMES, column, passes
+from tests.dataset.test_filter_tuples import NUMERIC, SIGNS, TIMES, column, passes
 from tests.depth import depth
 from tests.engine.test_columns import STORED, check_batch, check_rows, plain
 

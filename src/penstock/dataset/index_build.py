@@ -22,7 +22,7 @@ from penstock.dataset.index_indexers import (
     SingleFieldIndexer,
     indexed_elements,
 )
-from penstock.dataset.predicates_view import ChunkView
+from penstock.dataset.row_views import ChunkRows
 from penstock.errors import ColumnNotFound, close_names
 from penstock.progress import progress
 
@@ -76,12 +76,12 @@ def build_indexes(source: ParquetSource, indexers: Iterable[RowGroupIndexerBase]
 
 def index_chunk(source: ParquetSource, indexers: Sequence[RowGroupIndexerBase], chunk: int) -> Indexers:
     """Return copies of indexers that know one row group."""
-    view = ChunkView(source, chunk, None)
+    view = ChunkRows(source, chunk, None)
     view.load(name for indexer in indexers for name in indexer.column_names)
     return [_built(copy.deepcopy(indexer), view, chunk) for indexer in indexers]
 
 
-def _built(indexer: RowGroupIndexerBase, view: ChunkView, chunk: int) -> RowGroupIndexerBase:
+def _built(indexer: RowGroupIndexerBase, view: ChunkRows, chunk: int) -> RowGroupIndexerBase:
     if type(indexer) is SingleFieldIndexer:
         for value in _distinct(view.column(*indexer.column_names)):
             indexer.add(value, [chunk])
@@ -91,7 +91,7 @@ def _built(indexer: RowGroupIndexerBase, view: ChunkView, chunk: int) -> RowGrou
             indexer.add(NOT_NULL, [chunk])
     else:
         names = list(indexer.column_names)
-        rows = zip(*[view.values(name) for name in names], strict=True)
+        rows = zip(*[row_values(view.column(name)) for name in names], strict=True)
         indexer.build_index([dict(zip(names, row, strict=True)) for row in rows], chunk)
     return indexer
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from penstock.dataset.predicates import elements
-from penstock.dataset.predicates_keys import is_never, key_of
+from penstock.dataset.value_keys import is_never, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence

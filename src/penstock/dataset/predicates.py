@@ -1,8 +1,7 @@
 """Predicates: which rows to keep, as values that can be combined, pickled and looked into.
 
-The user makes them; `predicates_select` narrows a `Selection` by one, `predicates_mask` evaluates one over a batch. The
-classes here say what a predicate means for one row (`do_include`): the plain twin of everything that is faster. They
-read nothing and know no columns.
+Users make them; `row_filter` evaluates them over many rows at once. The classes here define what a predicate means for
+one row (`do_include`): the plain twin of everything that is faster. They read nothing and know no columns.
 
 Names and arguments are Petastorm's. Null is None, and no predicate fails on it: it is in no set unless None is given.
 """
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.dataset.predicates_keys import KeySet
+from penstock.dataset.value_keys import KeySet
 from penstock.errors import SchemaError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import penstock
 from penstock.api import make_loader
 from penstock.codecs import ScalarCodec
 from penstock.dataset.predicates import check_predicate
-from penstock.dataset.predicates_late import PredicateFilter
+from penstock.dataset.row_filter import RowFilter, make_row_filter
 from penstock.engine.host import default_workers
 from penstock.engine.loader import Make
 from penstock.engine.rowwise import FrameTransform, RowTransform, check_value
@@ -215,7 +215,7 @@ class Job:
         asked = self.asked
         late = None
         if self.is_late:
-            late = PredicateFilter(asked.predicate, asked.batched)
+            late = RowFilter(asked.predicate, asked.batched)
         return Make(
             1 if self.asked.deals_parts else batch_items,
             aligned=not self._gathers_batches,
@@ -389,7 +389,7 @@ def _extra(asked: Asked) -> list[str]:
     """Return fields that are read but not returned."""
     if asked.predicate is None or asked.exact:
         return []
-    return sorted(PredicateFilter(asked.predicate, asked.batched).fields)
+    return sorted(RowFilter(asked.predicate, asked.batched).fields)
 
 
 def _select_rows(ds: penstock.Dataset, asked: Asked) -> penstock.Dataset:
@@ -400,12 +400,10 @@ def _select_rows(ds: penstock.Dataset, asked: Asked) -> penstock.Dataset:
     if asked.filters is not None:
         ds = ds.where(asked.filters)
     if asked.predicate is not None and asked.exact:
-        from penstock.dataset.predicates_select import select_predicate
+        from penstock.dataset.select_rows import select_rows
 
-        kept = select_predicate(
-            ds._source, asked.predicate, ds._selection, workers=default_workers(), batched=asked.batched
-        )
-        ds = ds._chosen(kept)
+        found = cast("RowFilter", make_row_filter(asked.predicate, ds._source.arrow_schema, batched=asked.batched))
+        ds = ds._chosen(select_rows(ds._source, found, ds._selection, workers=default_workers()))
     return ds
 
 

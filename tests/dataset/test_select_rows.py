@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock.codecs.decode import decode_array
 from penstock.dataset import Selection, open_parquet
-from penstock.dataset.filters import normalise, select
-from penstock.dataset.predicates_mask import evaluate
-from penstock.dataset.predicates_prune import known_of
-from penstock.dataset.predicates_select import select_predicate
+from penstock.dataset.row_filter import RowFilter, evaluate
+from penstock.dataset.statistics import judge
 from penstock.errors import BadFile, ColumnNotFound, DecodeError, SchemaError
 from penstock.predicates import (
     in_intersection,
@@ -28,20 +26,12 @@ from penstock.predicates import (
     in_set,
 )
 from penstock.testing import RecordingFileSystem
+from tests.dataset.filtering import chosen, kept, rows
 from tests.dataset.make import ids, write, write_ids
-from tests.dataset.test_filters import rows
 from tests.dataset.test_predicates import Odd, is_even
 from tests.depth import depth
 
 NAN = float("nan")
-
-
-def chosen(source, predicate, before=None, *, batched=False):
-    return select_predicate(source, predicate, before or Selection.all(source.chunk_rows), workers=2, batched=batched)
-
-
-def kept(source, predicate, before=None, *, batched=False):
-    return rows(source, chosen(source, predicate, before, batched=batched))
 
 
 class Never(in_set):
@@ -136,8 +126,7 @@ class TestAgainstTheTwin:
         table = _ROWS.setdefault(id(source), table_rows(source))
         expected = [i for i, row in enumerate(table) if predicate.do_include(row)]
         assert kept(source, predicate) == expected
-        before = select(source, normalise([("id", "in", [0, 3, 5, 9, 12, 13, 14, 15, 19])]), Selection.all(
-            source.chunk_rows), workers=1)  # fmt: skip
+        before = chosen(source, [("id", "in", [0, 3, 5, 9, 12, 13, 14, 15, 19])])
         assert kept(source, predicate, before) == [i for i in expected if i in rows(source, before)]
 
     @given(st.data())
@@ -145,7 +134,7 @@ class TestAgainstTheTwin:
     def test_what_is_known_of_chunks_is_true(self, source, data):
         predicate = data.draw(trees())
         table = _ROWS.setdefault(id(source), table_rows(source))
-        known = known_of(source, predicate, np.arange(5), batched=False)
+        known = judge(source, RowFilter(predicate), np.arange(5))
         for chunk, (may_pass, may_fail) in enumerate(zip(known.may_pass, known.may_fail, strict=True)):
             answers = [bool(predicate.do_include(row)) for row in table[4 * chunk : 4 * chunk + 4]]
             assert may_pass or not any(answers)
@@ -311,6 +300,32 @@ class TestReading:
         assert kept(source, in_set(["x", None], "kind")) == [0, 1, 2, 3, 8, 9, 10, 11]
         assert sorted(read) == [2, 2]
 
+    def test_statistics_decide_arrow_filters_that_all_rows_pass(self, tmp_path, monkeypatch):
+        columns = ids(0, 40) | {"maybe": [None if i == 25 else i for i in range(40)]}
+        write(tmp_path / "a.parquet", columns, rows_per_group=10)
+        source = open_parquet(str(tmp_path))
+        read = []
+        whole = source.read_chunk
+        monkeypatch.setattr(source, "read_chunk", lambda chunk, names: read.append(chunk) or whole(chunk, names))
+        assert kept(source, [("id", ">=", 15)]) == list(range(15, 40))
+        assert read == [1]
+        read.clear()
+        assert kept(source, [("maybe", ">=", 20), ("maybe", "<", 1000)]) == [i for i in range(20, 40) if i != 25]
+        assert read == [2]  # which has a null
+        read.clear()
+        assert kept(source, [("value", ">=", 5.0)]) == list(range(10, 40))
+        assert sorted(read) == [1, 2, 3]  # floats may hold NaN, of which statistics say nothing
+
+    @pytest.mark.parametrize("size", [2, 5000])
+    def test_sets_of_texts_larger_and_smaller_than_a_column(self, tmp_path, size):
+        texts = [None if i % 7 == 0 else f"t{i % 10}" for i in range(100)]
+        write(tmp_path / "a.parquet", {"t": texts, "d": pa.array(texts).dictionary_encode()}, rows_per_group=40)
+        source = open_parquet(str(tmp_path))
+        for name in ("t", "d"):
+            for more in ([], [None], [1, b"t1", NAN]):
+                predicate = in_set([f"t{i}" for i in range(3, 3 + size)] + more, name)
+                assert kept(source, predicate) == [i for i in range(100) if predicate.do_include({name: texts[i]})]
+
     def test_only_the_predicates_columns_are_read(self, tmp_path):
         columns = ids(0, 400) | {"blob": pa.array([b"x" * 5000] * 400)}
         write(tmp_path / "data" / "a.parquet", columns, rows_per_group=100, compression="none", use_dictionary=False)
@@ -334,18 +349,18 @@ class TestReading:
         assert sorted(read) == [(0, "id"), (0, "value"), (1, "id"), (1, "value")]
 
     def test_rows_left_out_before_are_not_shown(self, source):
-        before = select(source, normalise([("id", ">", 17)]), Selection.all(source.chunk_rows), workers=1)
+        before = chosen(source, [("id", ">", 17)])
         seen = []
         predicate = in_lambda(["id"], lambda i: seen.append(int(i)) or i == 19)
         assert kept(source, predicate, before) == [19]
         assert seen == [18, 19]
 
     def test_a_whole_chunk_that_passes_keeps_the_bitmap_of_before(self, source):
-        before = select(source, normalise([("id", "in", [0, 1, 13])]), Selection.all(source.chunk_rows), workers=1)
+        before = chosen(source, [("id", "in", [0, 1, 13])])
         assert kept(source, in_set(["train"], "split"), before) == [0, 1]
 
     def test_equal_selections_have_equal_digests(self, source):
-        by_filter = select(source, normalise([("id", "<", 6)]), Selection.all(source.chunk_rows), workers=1)
+        by_filter = chosen(source, [("id", "<", 6)])
         by_predicate = chosen(source, in_lambda(["id"], lambda i: i < 6))
         assert by_predicate.digest() == by_filter.digest()
 
@@ -396,13 +411,13 @@ class TestDecoded:
         assert ids_of(both) == [5]
 
     def test_large_cells_are_decoded_in_blocks(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("penstock.dataset.predicates_select._BLOCK_BYTES", 100)
+        monkeypatch.setattr("penstock.dataset.select_rows._BLOCK_BYTES", 100)
         penstock.write({"id": np.arange(50), "m": np.arange(50 * 9).reshape(50, 3, 3)}, tmp_path / "d")
         ds = penstock.open(tmp_path / "d")
         assert len(ds.where(in_lambda(["m"], lambda m: m[0, 0] % 2 == 0))) == 25
         sizes = []
         monkeypatch.setattr(
-            "penstock.dataset.predicates_view.decode_array",
+            "penstock.dataset.row_views.decode_array",
             lambda array, field: sizes.append(len(array)) or decode_array(array, field),
         )
         assert len(ds.where(in_lambda(["m"], lambda m: m[0, 0] % 2 == 0))) == 25
@@ -415,7 +430,7 @@ class TestDecoded:
         path = write(tmp_path / "a.parquet", {"m": pa.array([b"junk"] * 3)})
         ds = penstock.open(path, schema=schema)
         with pytest.raises(
-            DecodeError, match=r"column 'm', which the predicate needs, in .*a\.parquet, row group 0, row 0"
+            DecodeError, match=r"column 'm', which the filter needs, in .*a\.parquet, row group 0, row 0"
         ):
             ds.where(in_lambda(["m"], lambda m: True))
 
@@ -432,7 +447,7 @@ class TestErrors:
                 chosen(source, predicate)
 
     def test_what_is_no_predicate(self, source):
-        with pytest.raises(ValueError, match="predicate is wanted"):
+        with pytest.raises(ValueError, match="or a predicate"):
             chosen(source, lambda row: True)
 
     def test_the_users_error_comes_through_with_its_place(self, source):

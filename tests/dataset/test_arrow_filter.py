@@ -13,29 +13,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.dataset import Selection, open_parquet
-from penstock.dataset.filters import filter_columns, keep_mask, normalise, select
+from penstock.dataset.arrow_filter import filter_columns, make_arrow_filter
+from penstock.dataset.row_filter import make_row_filter
 from penstock.errors import BadFile, ColumnNotFound, SchemaError
 from penstock.testing import RecordingFileSystem
+from tests.dataset.filtering import chosen, rows
 from tests.dataset.make import ids, read_all, write, write_ids
 from tests.depth import depth
 
-
-def chosen(source, filters, previous=None, workers=2):
-    expression = normalise(filters, source.arrow_schema)
-    return select(source, expression, previous or Selection.all(source.chunk_rows), workers=workers)
+ANY = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("c", pa.int64()), ("label", pa.int64())])
 
 
-def rows(source, selection):
-    """Return the numbers of the selected rows, checking that counts and bitmaps agree."""
-    found, start = [], 0
-    for chunk, size in enumerate(source.chunk_rows.tolist()):
-        inside = selection.rows_of(chunk)
-        inside = np.arange(size) if inside is None else inside
-        assert len(inside) == selection.counts[chunk]
-        assert (chunk in selection.bitmaps) == (0 < len(inside) < size)
-        found += (inside + start).tolist()
-        start += size
-    return found
+def mask(filters, table):
+    """Return which rows of a table a filter keeps."""
+    return make_arrow_filter(filters, table.schema).mask(table, table.num_rows)
 
 
 def plain_rows(source, filters):
@@ -48,9 +39,8 @@ def plain_rows(source, filters):
 
 class TestForms:
     def test_nothing_filters_nothing(self):
-        assert normalise(None) is None
-        assert normalise([]) is None
-        assert normalise([[]]) is None
+        for nothing in (None, [], [[]]):
+            assert make_row_filter(nothing, ANY) is None
 
     def test_all_forms_mean_the_same(self):
         term = ("a", "=", 3)
@@ -63,10 +53,10 @@ class TestForms:
             [["a", "=", 3]],
             [("a", "=", np.int32(3))],
         ]
-        assert {str(normalise(form)) for form in forms} == {"(a == 3)"}
+        assert {str(make_arrow_filter(form, ANY)) for form in forms} == {"(a == 3)"}
 
     def test_lists_of_lists_are_or_of_and(self):
-        text = str(normalise([[("a", "<", 1), ("b", "in", {2, 1})], [("c", "not in", (3,))]]))
+        text = str(make_arrow_filter([[("a", "<", 1), ("b", "in", {2, 1})], [("c", "not in", (3,))]], ANY))
         assert " or " in text
         assert " and " in text
 
@@ -75,6 +65,7 @@ class TestForms:
         [
             ("a = 3", "filters are"),
             (3, "filters are"),
+            (lambda row: True, "filters are .* or a predicate"),
             ([("a", "=")], "term"),
             ([("a", "=", 1), [("b", "=", 1)]], "side by side"),
             ([("a", "~", 1)], "unknown operator '~'"),
@@ -84,22 +75,22 @@ class TestForms:
     )
     def test_what_is_no_filter_says_the_form(self, wrong, says):
         with pytest.raises(SchemaError, match=says):
-            normalise(wrong)
+            make_row_filter(wrong, ANY)
 
     def test_unknown_columns_list_near_names(self):
         schema = pa.schema([("label", pa.int64())])
         for filters in ([("lable", "=", 1)], pc.field("lable") == 1):
             with pytest.raises(ColumnNotFound, match="did you mean 'label'"):
-                normalise(filters, schema)
+                make_arrow_filter(filters, schema)
 
     def test_values_of_another_type_are_told(self):
         schema = pa.schema([("label", pa.int64()), ("text", pa.string())])
         with pytest.raises(SchemaError, match="does not fit"):
-            normalise([("text", ">", 3)], schema)
+            make_arrow_filter([("text", ">", 3)], schema)
         with pytest.raises(SchemaError, match=r"where a condition \(bool\) is wanted"):
-            normalise(pc.field("label") + 1, schema)
+            make_arrow_filter(pc.field("label") + 1, schema)
         with pytest.raises(SchemaError, match=r"pc\.field\('s\.a'\)"):
-            normalise(pc.field("s", "a") == 1, schema)
+            make_arrow_filter(pc.field("s", "a") == 1, schema)
 
     def test_decimals_take_the_columns_scale(self):
         schema = pa.schema([("price", pa.decimal128(7, 2))])
@@ -112,7 +103,7 @@ class TestForms:
             (("<=", 10**30), 2),
             (("in", [1, Decimal("1.250")]), 1),
         ):
-            assert keep_mask(normalise([("price", *term)], schema), table).sum() == kept, term
+            assert mask([("price", *term)], table).sum() == kept, term
 
     def test_bounds_beside_in_change_nothing(self):
         schema = pa.schema([("a", pa.int64()), ("t", pa.string()), ("f", pa.float64())])
@@ -120,8 +111,8 @@ class TestForms:
         for name, values in (("a", [1, 7]), ("a", [1, None]), ("a", []), ("t", {"b", "c"}), ("f", [1.0, NAN])):
             for sign in ("in", "not in"):
                 expected = pq.filters_to_expression([(name, sign, list(values))])
-                found = normalise([(name, sign, values)], schema)
-                assert (keep_mask(found, table) == keep_mask(expected, table)).all(), (name, sign, values)
+                found = mask([(name, sign, values)], table)
+                assert (found == mask(expected, table)).all(), (name, sign, values)
 
     def test_columns_of_an_expression(self):
         names = ["a", "b", "ab", "a.b", "x y", "is_in"]
@@ -157,7 +148,7 @@ class TestSelect:
 
     def test_none_changes_nothing(self, source):
         everything = Selection.all(source.chunk_rows)
-        assert select(source, None, everything, workers=1) is everything
+        assert chosen(source, None, everything) is everything
 
     def test_filters_add_up(self, source):
         first = chosen(source, [("id", ">", 10)])
@@ -212,7 +203,7 @@ class TestSelect:
 
 def test_large_row_groups_keep_their_order():
     parts = [pa.table({"a": np.arange(start, start + 700_000)}) for start in range(0, 4_200_000, 700_000)]
-    keep = keep_mask((pc.field("a") >= 1_000_000) & (pc.field("a") != 3_000_000), pa.concat_tables(parts))
+    keep = mask((pc.field("a") >= 1_000_000) & (pc.field("a") != 3_000_000), pa.concat_tables(parts))
     expected = np.arange(4_200_000) >= 1_000_000
     expected[3_000_000] = False
     assert (keep == expected).all()
@@ -334,7 +325,7 @@ def test_pruning_never_loses_a_row(tmp_path, data):
     expression = data.draw(expressions(table.column_names))
     write(tmp_path / "x.parquet", table, rows_per_group=data.draw(st.integers(1, 4)), write_statistics=statistics)
     source = open_parquet(tmp_path)
-    assert rows(source, chosen(source, expression)) == np.flatnonzero(keep_mask(expression, table)).tolist()
+    assert rows(source, chosen(source, expression)) == np.flatnonzero(mask(expression, table)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -385,4 +376,4 @@ def test_statistics_of_these_types_do_prune(tmp_path, make):
 @pytest.mark.parametrize("sign", ["=", "!=", "<"])
 def test_a_comparison_with_none_is_refused_with_the_cure(sign):
     with pytest.raises(SchemaError, match=r"field\('a'\)\.is_null\(\)"):
-        normalise([("a", sign, None)])
+        make_arrow_filter([("a", sign, None)], ANY)

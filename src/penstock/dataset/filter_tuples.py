@@ -1,9 +1,9 @@
 """Filters written as tuples become one Arrow expression.
 
-Called by `filters.normalise`. The meaning is that of pyarrow's own filters, nulls included. Where the column's type is
-known, numbers and times are compared exactly: pyarrow would cast the column (and fail on int64 > 0.5 for values above
-2**24, or uint64 > 5 for values above 2**63), so the value is moved to the column's type instead. `in` gets the bounds
-of its values, by which older versions can rule out row groups too. Evaluates nothing.
+Called by `arrow_filter`. The meaning is that of pyarrow's own filters, nulls included, but numbers and times are
+compared exactly: pyarrow would cast the column (and fail on int64 > 0.5 for values above 2**24, or uint64 > 5 for
+values above 2**63), so the value is moved to the column's type instead. `in` also gets the bounds of its values, which
+lets older pyarrow versions rule out row groups. Evaluates nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import scalar_dtype
 from penstock.dataset.agree import decoded
-from penstock.dataset.predicates_keys import NS_OF, key_of
+from penstock.dataset.value_keys import NS_OF, key_of
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 
 if TYPE_CHECKING:
     Expression = Any
     Term = tuple[str, str, Any]
 
-_FORM = "filters are [(column, operator, value), ...], a list of such lists, or a pyarrow.compute expression"
+_FORM = (
+    "filters are [(column, operator, value), ...], a list of such lists, a pyarrow.compute expression, or a predicate "
+    "(penstock.predicates)"
+)
 _COMPARE = {
     "=": operator.eq,
     "==": operator.eq,
@@ -41,23 +44,12 @@ _COMPARE = {
 _OPERATORS = (*_COMPARE, "in", "not in")
 
 
-def from_tuples(filters: Any, schema: pa.Schema | None) -> Expression | None:
-    """Return tuples, or lists of them, as one expression; None where there are no terms.
+def parse_tuples(filters: Any) -> list[list[Term]]:
+    """Check the form of filters in tuples; return them as a list (or) of lists (and) of terms, empty ones left out.
 
     Raises:
-        SchemaError: they are not of that form, or hold a value that cannot be compared.
-        ColumnNotFound: `schema` is given and has no such column.
+        SchemaError: they are not of that form.
     """
-    clauses = _clauses(filters)
-    try:
-        parts = [reduce(operator.and_, [_term(term, schema) for term in clause]) for clause in clauses]
-    except (pa.ArrowException, ArithmeticError, TypeError) as exc:
-        raise SchemaError(f"cannot make a filter of {clauses!r}: {exc}") from exc
-    return reduce(operator.or_, parts) if parts else None
-
-
-def _clauses(filters: Any) -> list[list[tuple[str, str, Any]]]:
-    """Check the form of filters in tuples; return them as a list of lists."""
     if isinstance(filters, (str, bytes)) or not hasattr(filters, "__iter__"):
         raise SchemaError(f"{_FORM}; got {filters!r}")
     items = list(filters)
@@ -90,13 +82,26 @@ def _check_term(term: Any) -> None:
         )
 
 
-def _term(term: Term, schema: pa.Schema | None) -> Expression:
+def to_expression(clauses: list[list[Term]], schema: pa.Schema) -> Expression:
+    """Return parsed tuples, of which there is at least one, as one expression over the columns of `schema`.
+
+    Raises:
+        SchemaError: a value cannot be compared.
+        ColumnNotFound: `schema` has no such column.
+    """
+    try:
+        return reduce(operator.or_, [reduce(operator.and_, [_term(t, schema) for t in clause]) for clause in clauses])
+    except (pa.ArrowException, ArithmeticError, TypeError) as exc:
+        raise SchemaError(f"cannot make a filter of {clauses!r}: {exc}") from exc
+
+
+def _term(term: Term, schema: pa.Schema) -> Expression:
     import pyarrow.compute as pc
 
     name, sign, value = term
-    if schema is not None and name not in schema.names:
+    if name not in schema.names:
         raise ColumnNotFound(f"no column {name!r} to filter by; {close_names(name, schema.names)}")
-    kind = None if schema is None else decoded(schema.field(name).type)
+    kind = decoded(schema.field(name).type)
     field = pc.field(name)
     if sign in _COMPARE:
         return _compared(field, sign, _plain(value), kind)
@@ -107,20 +112,20 @@ def _term(term: Term, schema: pa.Schema | None) -> Expression:
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy values as what every pyarrow takes: Python's own, times in seconds or finer."""
+    """Return NumPy values as types that every pyarrow takes: Python's own, times in seconds or finer."""
     if not isinstance(value, (np.datetime64, np.timedelta64)):
         return value.item() if isinstance(value, np.generic) else value
     coarse = np.datetime_data(value.dtype)[0] in ("Y", "M", "W", "D", "h", "m")
     return value.astype(f"{value.dtype.kind}8[s]") if coarse else value
 
 
-def _compared(field: Expression, sign: str, value: Any, kind: pa.DataType | None) -> Expression:
+def _compared(field: Expression, sign: str, value: Any, kind: pa.DataType) -> Expression:
     """Return the comparison of a column with a value, as one with a value of the column's own type where possible.
 
     `near` is a value of the column's type with no other between it and the value, so for an integer column x > 0.5 is
     x > 0, and for uint64 x > -1 is x >= 0.
     """
-    exact = None if kind is None else _exact(value, kind)
+    exact = _exact(value, kind)
     if exact is None:
         return _COMPARE[sign](field, value)
     wanted, near, stored = exact
@@ -137,9 +142,9 @@ def _compared(field: Expression, sign: str, value: Any, kind: pa.DataType | None
 
 
 def _exact(value: Any, kind: pa.DataType) -> tuple[Any, Any, Any] | None:
-    """Return a value and the nearest one of a column's type, as numbers that compare exactly, and that as stored.
+    """Return a value and the nearest one of a column's type, as numbers that compare exactly, and the latter as stored.
 
-    None where value and type are not both numbers or both times: pyarrow says what it makes of them.
+    None unless value and type are both numbers or both times; pyarrow decides what others mean.
     """
     if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
         return _exact_time(value, kind)
@@ -192,10 +197,10 @@ def _exact_time(value: Any, kind: pa.DataType) -> tuple[int, int, Any] | None:
     return key[1], near * NS_OF[unit], near
 
 
-def _members(values: list[Any], kind: pa.DataType | None) -> Any:
+def _members(values: list[Any], kind: pa.DataType) -> Any:
     """Return the values of `in` that a column of numbers or times can hold, in its type; for others as they are."""
-    exact = [None if kind is None or value is None else _exact(value, kind) for value in values]
-    if kind is None or any((one is None) != (value is None) for one, value in zip(exact, values, strict=True)):
+    exact = [None if value is None else _exact(value, kind) for value in values]
+    if any((one is None) != (value is None) for one, value in zip(exact, values, strict=True)):
         return values
     found: list[Any] = []
     for one in exact:
@@ -208,9 +213,9 @@ def _members(values: list[Any], kind: pa.DataType | None) -> Any:
     return pa.array(found, kind)
 
 
-def _bounded(inside: Expression, field: Expression, values: Any, kind: pa.DataType | None) -> Expression:
-    """Add the bounds of the values where that says the same: whole numbers and text, without nulls."""
-    if kind is None or not len(values):
+def _bounded(inside: Expression, field: Expression, values: Any, kind: pa.DataType) -> Expression:
+    """Add the bounds of the values where that means the same: whole numbers and text, without nulls."""
+    if not len(values):
         return inside
     if pa.types.is_integer(kind) and isinstance(values, pa.Array) and not values.null_count:
         numbers = values.to_numpy()

@@ -1,0 +1,231 @@
+"""Decide chunks without reading them: by partition values and by the statistics of files.
+
+`judge` returns for each chunk whether rows may pass a filter and whether rows may fail it. Filters over partition
+columns are evaluated once for each combination of values. For Arrow filters, what is known about a chunk is written as
+an expression ("x lies between 3 and 7, or is null") and Arrow decides what cannot hold under it; `in_set` is compared
+with the bounds directly; `in_negate` and `in_reduce` combine the answers for their parts. Never wrong: where statistics
+are missing, of an uncertain kind, or silent about NaN, nothing is decided. Reads footers, no pages.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.codecs.arrow_kinds import Fixed, natural_kind
+from penstock.codecs.base import has_cells
+from penstock.dataset.arrow_filter import ArrowFilter
+from penstock.dataset.predicates import PredicateBase, in_negate, in_reduce, in_set
+from penstock.dataset.row_filter import RowFilter
+from penstock.dataset.row_views import ChunkRows
+from penstock.dataset.value_keys import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+    from penstock.dataset.parquet import ParquetSource
+    from penstock.schema.unischema import UnischemaField
+
+    Flags = NDArray[np.bool_]
+    Expression = Any
+
+_CALLS = re.compile(r"(\w+)\(")
+_NAN_SAFE = frozenset({"is_in", "is_null", "is_valid"})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known about a filter, for each of some chunks."""
+
+    may_pass: Flags
+    """False: no row of the chunk passes."""
+    may_fail: Flags
+    """False: every row of the chunk passes."""
+
+
+def judge(source: ParquetSource, row_filter: RowFilter, chunks: NDArray[np.int64]) -> Verdict:
+    """Return what is known about a filter for these chunks."""
+    judge = _Judge(source, chunks, row_filter.batched)
+    if row_filter.batched and row_filter.fields == set(source.partitions):
+        # Petastorm's exception: over exactly the partition columns a predicate gets values, in batch readers too.
+        judge = _Judge(source, chunks, batched=False)
+    return judge.judge(row_filter.predicate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    source: ParquetSource
+    chunks: NDArray[np.int64]
+    batched: bool
+
+    def judge(self, predicate: PredicateBase) -> Verdict:
+        fields = set(predicate.get_fields())
+        if fields <= set(self.source.partitions) and (fields or type(predicate) is ArrowFilter):
+            return self._by_partitions(predicate)
+        if type(predicate) is ArrowFilter:
+            return self._by_arrow(predicate)
+        if type(predicate) is in_set:
+            return self._by_bounds(predicate)
+        if type(predicate) is in_negate:
+            found = self.judge(predicate._predicate)
+            return Verdict(found.may_fail, found.may_pass)
+        if type(predicate) is in_reduce and (predicate.is_all or predicate.is_any):
+            parts = [self.judge(part) for part in predicate._predicate_list]
+            both = np.logical_and, np.logical_or
+            for_pass, for_fail = both if predicate.is_all else both[::-1]
+            return Verdict(reduce(for_pass, [p.may_pass for p in parts]), reduce(for_fail, [p.may_fail for p in parts]))
+        return self._unknown()
+
+    def _unknown(self) -> Verdict:
+        return Verdict(np.ones(len(self.chunks), np.bool_), np.ones(len(self.chunks), np.bool_))
+
+    def _by_partitions(self, predicate: PredicateBase) -> Verdict:
+        """Evaluate a filter over partition columns, once for each combination of values."""
+        names = sorted(set(predicate.get_fields()))
+        answers: dict[tuple[Hashable, ...], bool] = {}
+        keep = np.empty(len(self.chunks), np.bool_)
+        for place, chunk in enumerate(self.chunks.tolist()):
+            file = int(self.source.chunk_file[chunk])
+            values = tuple(self.source.partitions[name][file] for name in names)
+            if values not in answers:
+                first = ChunkRows(self.source, chunk, np.zeros(1, np.int64))
+                answers[values] = bool(RowFilter(predicate, self.batched).mask(first)[0])
+            keep[place] = answers[values]
+        return Verdict(keep, ~keep)
+
+    def _by_bounds(self, predicate: in_set) -> Verdict:
+        """Compare the values of a set with the bounds of a column."""
+        [name] = predicate.get_fields()
+        stored = self.source.arrow_schema.field(name)
+        keys, found = predicate._inclusion_values, self._unknown()
+        if not _has_order(stored.type) or not _as_stored(self.source.unischema.fields[name], stored.type):
+            return found
+        for place, chunk in enumerate(self.chunks.tolist()):
+            nulls, bounds = self.source.statistics(chunk, name)
+            if nulls == self.source.chunk_rows[chunk]:
+                found.may_pass[place], found.may_fail[place] = keys.has_null, not keys.has_null
+            elif bounds is not None:
+                low, high = (_key(bound, stored.type) for bound in bounds)
+                found.may_pass[place] = keys.any_between(low, high) or (keys.has_null and nulls != 0)
+                # Writers leave NaN out of the bounds, so floats between equal bounds need not be equal.
+                equal = low == high and low in keys.keys and not pa.types.is_floating(stored.type)
+                found.may_fail[place] = not (equal and (nulls == 0 or keys.has_null))
+        return found
+
+    def _by_arrow(self, condition: ArrowFilter) -> Verdict:
+        """Let Arrow decide which chunks cannot hold rows that pass, and which cannot hold others."""
+        found = self._unknown()
+        expression = condition.expression
+        partitions = {file: self._partition_facts(condition, file) for file in self._files(self.chunks)}
+        # First by partition values alone, so that no footer is read for files that these rule out.
+        files = [file for file in partitions if file not in _contradicted(expression, condition, partitions)]
+        found.may_pass[:] = np.isin(self.source.chunk_file[self.chunks], files)
+        left = self.chunks[found.may_pass].tolist()
+        for flags, wanted in ((found.may_pass, expression), (found.may_fail, ~expression | expression.is_null())):
+            columns = [f.name for f in condition.columns if _has_order(f.type) and not _may_be_nan(f.type, wanted)]
+            known = {chunk: list(partitions[int(self.source.chunk_file[chunk])]) for chunk in left}
+            for name in columns:
+                if name not in self.source.partitions:
+                    self._add_bounds(name, known)
+            flags[np.isin(self.chunks, list(_contradicted(wanted, condition, known)))] = False
+        return found
+
+    def _files(self, chunks: NDArray[np.int64]) -> list[int]:
+        return [int(file) for file in np.unique(self.source.chunk_file[chunks])]
+
+    def _partition_facts(self, condition: ArrowFilter, file: int) -> list[Expression]:
+        import pyarrow.compute as pc
+
+        names = [name for name in condition.columns.names if name in self.source.partitions]
+        values = [self.source.partition_scalar(name, file) for name in names]
+        pairs = zip(map(pc.field, names), values, strict=True)
+        return [field == value if value.is_valid else field.is_null() for field, value in pairs]
+
+    def _add_bounds(self, name: str, known: dict[int, list[Expression]]) -> None:
+        """Add what statistics say about a column to what is known about each chunk."""
+        import pyarrow.compute as pc
+
+        field = pc.field(name)
+        for chunk, facts in known.items():
+            nulls, bounds = self.source.statistics(chunk, name)
+            if nulls == self.source.chunk_rows[chunk]:
+                facts.append(field.is_null())
+            elif bounds is not None:
+                between = (field >= bounds[0]) & (field <= bounds[1])
+                facts.append(between if nulls == 0 else between | field.is_null())
+
+
+def _contradicted(expression: Expression, condition: ArrowFilter, known: dict[int, list[Expression]]) -> set[int]:
+    """Return the keys under whose facts the expression cannot be true.
+
+    Arrow offers its simplifier only through fragments of a dataset, so each key becomes a fragment, never opened.
+    """
+    import pyarrow.dataset as ds
+    from pyarrow.fs import LocalFileSystem
+
+    format_, fs = ds.ParquetFileFormat(), LocalFileSystem()
+    facts = {key: reduce(and_, parts) for key, parts in known.items() if parts}
+    fragments = [format_.make_fragment(str(key), fs, partition_expression=fact) for key, fact in facts.items()]
+    dataset = ds.FileSystemDataset(fragments, condition.columns, format_, filesystem=fs)
+    try:
+        return facts.keys() - {int(fragment.path) for fragment in dataset.get_fragments(expression)}
+    except pa.ArrowException:  # a bound that cannot be cast as the filter wants: an error once rows are evaluated
+        return set()
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    """Tell whether the bounds that writers store for columns of a type can be trusted."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_date32(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or (pa.types.is_timestamp(kind) and kind.unit != "ns")
+        or pa.types.is_decimal128(kind)
+    )
+
+
+def _may_be_nan(kind: pa.DataType, expression: Expression) -> bool:
+    """Tell whether an expression may be true for NaN, which writers leave out of bounds.
+
+    It is not where there are plain comparisons only: NaN is neither less, equal nor greater, but `!=` and negations let
+    it through, and so does `is_in` if NaN is among its values. Arrow exposes an expression only as text, which omits
+    the middle of long lists.
+    """
+    if not pa.types.is_floating(kind):
+        return False
+    text = str(expression).replace("nan_is_null=false", "")
+    return not set(_CALLS.findall(text)) <= _NAN_SAFE or any(sign in text for sign in ("!=", "nan", "..."))
+
+
+def _as_stored(field: UnischemaField, stored: pa.DataType) -> bool:
+    """Tell whether values are delivered as they are stored, so that statistics hold: no codec, no rounding."""
+    natural = natural_kind(stored, field.name)
+    if has_cells(field.codec):
+        return False
+    if field.numpy_dtype is None or field.numpy_dtype is np.object_:
+        return True
+    if not isinstance(natural, Fixed):
+        return natural.item is {np.str_: str, np.bytes_: bytes}.get(field.numpy_dtype, field.numpy_dtype)
+    wanted: np.dtype[Any] = np.dtype(field.numpy_dtype)
+    if natural.dtype.kind == "f":
+        return wanted.kind == "f" and wanted.itemsize >= natural.dtype.itemsize
+    same = {"i": "iu", "u": "iu", "b": "b", "M": "M", "m": "m"}
+    return wanted.kind in same.get(natural.dtype.kind, "")
+
+
+def _key(bound: pa.Scalar, kind: pa.DataType) -> Hashable:
+    if pa.types.is_timestamp(kind):
+        return key_of(np.int64(bound.value).view(f"M8[{kind.unit}]"))
+    return key_of(bound.as_py())

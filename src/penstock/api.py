@@ -21,10 +21,10 @@ from penstock.display import dataset_html, dataset_text
 from penstock.engine.build import Builder
 from penstock.engine.columns import columns_of
 from penstock.engine.facts import Facts
-from penstock.engine.finish import Finisher, Fold
 from penstock.engine.loader import Loader
 from penstock.engine.memory import BlockPool
 from penstock.engine.rowwise import RowTransform
+from penstock.engine.stages import Decode, Fold
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
 from penstock.errors import NotSorted, PenstockWarning, PlanError
@@ -35,16 +35,16 @@ from penstock.schema.transform import TransformSpec, transform_schema
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.dataset import ParquetSource
     from penstock.dataset.row_filter import RowFilter
     from penstock.engine.columns import Column
-    from penstock.engine.finish import Batch
     from penstock.engine.loader import Make
-    from penstock.options import OnError, Pool, Remainder, Shuffle, Verify
+    from penstock.engine.stages import Batch
+    from penstock.options import Function, OnError, Pool, Remainder, Shuffle, Verify
     from penstock.plan.grouping import Grouping
     from penstock.plan.plan import Plan
     from penstock.plan.windows import WindowRule, WindowTable
@@ -284,7 +284,7 @@ class Dataset:
         rank: int | None = None,
         world: int | None = None,
         remainder: Remainder = "drop",
-        transform: Callable[..., Mapping[str, Any]] | TransformSpec | None = None,
+        transform: Function | Sequence[Function] | TransformSpec | None = None,
         window: Window | None = None,
         pool: Pool = "thread",
         workers: int | None = None,
@@ -310,8 +310,8 @@ class Dataset:
             world: Number of parts.
             remainder: Rows that do not divide by `world`: "drop", "pad" (with a mask column `_valid`) or "uneven".
             transform: Function of the batch (a dict of columns), which may also take `rng`, `generator` (of torch) and
-                `positions`; it may add, drop and reshape columns, not rows. Or a `TransformSpec`, whose function takes
-                one row.
+                `positions`; it may add, drop and reshape columns, not rows. Or a list of such functions, called in
+                order, or a `TransformSpec`, whose function takes one row.
             window: Windows over time instead of rows, each column with an axis of time; see `Window`.
             pool: "thread", "process" (for transforms that hold the GIL) or "serial" (for debugging).
             workers: Threads or processes; default: this rank's share of the cores.
@@ -443,16 +443,13 @@ class Dataset:
 
     def _builder(self) -> Builder:
         columns = cast("tuple[Column, ...]", self._columns)
-        finisher = Finisher(columns, None, skip=False)
         return Builder(
-            self._source,
-            self._selection,
-            columns,
-            finisher,
-            BlockPool(keep=0),
-            Stats(),
-            0,
-            pad=False,
+            source=self._source,
+            selection=self._selection,
+            columns=columns,
+            stages=(Decode(columns, skip=False),),
+            pool=BlockPool(keep=0),
+            stats=Stats(),
             limit_bytes=MEMORY_BYTES,
         )
 

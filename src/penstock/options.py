@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Function = Callable[..., Mapping[str, Any]]
 
 Shuffle = bool | Literal["groups"]
 Remainder = Literal["drop", "pad", "uneven"]
@@ -79,8 +81,9 @@ class LoaderOptions:
     """Number of parts."""
     remainder: Remainder = "drop"
     """What happens when the rows do not divide evenly among the ranks."""
-    transform: Callable[..., Mapping[str, Any]] | None = None
-    """Function of the batch; may also take `rng`, `generator` and `positions`."""
+    transform: Function | Sequence[Function] | None = None
+    """Function of the batch, or several in the order of their calls; each may also take `rng`, `generator` and
+    `positions`."""
     pool: Pool = "thread"
     """Where decoding and the transform run."""
     workers: int | None = None
@@ -107,8 +110,10 @@ class LoaderOptions:
         one_of("on_error", self.on_error, ("raise", "skip"))
         if self.seed >= 1 << 64:
             raise PlanError(f"seed must be in [0, 2**64); got {self.seed}")
-        if self.transform is not None and not callable(self.transform):
-            raise PlanError(f"transform must be a function of the batch; got {type(self.transform).__name__}")
+        for function in self.transforms:
+            if not callable(function):
+                found = type(function).__name__
+                raise PlanError(f"transform must be a function of the batch, or a list of such functions; got {found}")
         self._check_together()
         self._check_share()
 
@@ -133,6 +138,13 @@ class LoaderOptions:
             raise PlanError(f"rank={self.rank} needs world= as well: how many parts are there?")
         if self.rank >= self.world:
             raise PlanError(f"rank must be in [0, {self.world}); got {self.rank}")
+
+    @property
+    def transforms(self) -> tuple[Function, ...]:
+        """The functions of `transform`, in the order of their calls."""
+        if isinstance(self.transform, list | tuple):
+            return tuple(self.transform)
+        return () if self.transform is None else (cast("Function", self.transform),)
 
     @property
     def order_kind(self) -> Literal["natural", "groups", "lanes"]:

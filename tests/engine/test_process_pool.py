@@ -17,7 +17,7 @@ import pytest
 import penstock
 from penstock.engine import process, shared
 from penstock.engine.gather import Gathered
-from penstock.engine.process import ProcessFinisher, _freeze, _revive, payload_of
+from penstock.engine.process import ProcessStages, _freeze, _revive, payload_of
 from penstock.engine.shared import Packer, SharedBlock, unpack
 from penstock.errors import PlanError, TransformError
 from penstock.testing import make_parquet, mixed
@@ -219,16 +219,16 @@ def test_loaders_leave_the_start_method_to_the_user(ds):
 
 
 def test_close_before_and_during_the_start_and_twice():
-    never = ProcessFinisher(b"", "spawn")
+    never = ProcessStages(b"", "spawn")
     never.close()
-    begun = ProcessFinisher(b"", "spawn")
+    begun = ProcessStages(b"", "spawn")
     begun._process = multiprocessing.get_context("spawn").Process()  # Ctrl-C came before it was started
     begun.close()
-    late = ProcessFinisher(payload_of(same), "spawn")
+    late = ProcessStages(payload_of(same), "spawn")
     late.close()
     late.start()  # closed by another thread in the meantime
     assert not late._process.is_alive()
-    started = ProcessFinisher(payload_of(same), "spawn")
+    started = ProcessStages(payload_of(same), "spawn")
     started.start()
     pid = started._process.pid
     assert started._process not in multiprocessing.active_children(), "a user's fork must not end it"

@@ -268,8 +268,66 @@ def test_a_lambda_travels_by_cloudpickle_or_is_refused_with_the_cure(ds, monkeyp
 
 
 def test_what_is_no_function_is_refused(ds):
-    with pytest.raises(PlanError, match="transform must be a function of the batch; got dict"):
+    with pytest.raises(PlanError, match="function of the batch, or a list of such functions; got dict"):
         ds.loader(batch_size=4, transform={})
+
+
+# -- several functions ----------------------------------------------------------------------------------------------
+
+
+def doubles(batch):
+    return {"id": batch["id"] * 2}
+
+
+def adds_noise(batch, rng, positions):
+    return {**batch, "noise": rng.random(len(batch["id"])), "at": positions}
+
+
+def adds_more_noise(batch, rng):
+    return {**batch, "more": rng.random(len(batch["id"]))}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_functions_of_a_list_are_called_in_order(ds, pool):
+    with ds.loader(batch_size=10, transform=[doubles, adds_noise, adds_more_noise], pool=pool) as loader:
+        batches = list(loader)
+    assert ids(batches) == list(range(0, 102, 2))
+    assert [at for batch in batches for at in batch["at"].tolist()] == list(range(51))
+
+
+def test_each_function_of_a_list_draws_numbers_of_its_own_that_repeat(ds):
+    chosen = {"batch_size": 10, "shuffle": True, "seed": 3, "transform": (adds_noise, adds_more_noise)}
+    with ds.loader(**chosen) as loader:
+        first = list(loader)
+    assert not any((batch["noise"] == batch["more"]).any() for batch in first)
+    with ds.loader(**chosen, workers=1) as loader:
+        assert_same(list(loader), first)
+    with ds.loader(**{**chosen, "transform": adds_noise}) as loader:  # the first of a list draws as one alone does
+        assert all((a["noise"] == b["noise"]).all() for a, b in zip(loader, first, strict=True))
+
+
+def test_a_list_of_transforms_resumes_exactly(ds):
+    assert_resumes_exactly(
+        lambda: ds.loader(batch_size=7, shuffle=True, epochs=2, transform=[doubles, adds_noise, adds_more_noise])
+    )
+
+
+def test_an_error_names_the_function_of_the_list(ds):
+    def breaks(batch):
+        raise ZeroDivisionError("no")
+
+    with pytest.raises(TransformError, match=r"transform 2 of 2 \(breaks\) raised ZeroDivisionError: no; in .*row"):
+        list(ds.loader(batch_size=10, transform=[doubles, breaks]))
+    with pytest.raises(TransformError, match=r"transform 1 of 2 \(gives_a_list\) must return a dict of columns"):
+        list(ds.loader(batch_size=10, transform=[gives_a_list, doubles]))
+
+
+def test_an_empty_list_changes_nothing_and_a_list_holds_functions_only(ds):
+    with ds.loader(batch_size=10, transform=[]) as loader:
+        assert ids(loader) == list(range(51))
+    for wrong in ([doubles, 3], [penstock.TransformSpec(doubles)]):
+        with pytest.raises(PlanError, match="a list of such functions; got"):
+            ds.loader(batch_size=10, transform=wrong)
 
 
 def test_a_transform_may_be_any_callable(ds):

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs.arrow import mask
-from penstock.engine.build import MASK
 from penstock.engine.loader import Loader
+from penstock.engine.padding import padded_columns
+from penstock.engine.rowwise import SpecStage
+from penstock.engine.stages import MASK, Fold, Transform, output_columns
 from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from penstock.engine.columns import Column
-    from penstock.engine.finish import Batch
     from penstock.engine.padding import Padding
+    from penstock.engine.stages import Batch
 
     Nulls = Callable[[int], Any]
     """Makes a column of that many nulls."""
@@ -87,11 +89,11 @@ def columns_given(loader: Loader, index: int) -> Given | None:
     Raises:
         SchemaError: its first rows could not be loaded to see what its transform makes of them.
     """
-    finisher = loader._finisher
-    if any(one is not None for one in (finisher.transform, finisher.rowwise, finisher.fold)):
+    if any(isinstance(stage, Transform | SpecStage | Fold) for stage in loader.stages):
         return _seen(loader, index)
-    columns = [column for column in loader._facts.columns if column.name not in finisher.unseen]
-    given = {column.name: _nulls_of(column, finisher.paddings.read.get(column.name)) for column in columns}
+    pads, names = padded_columns(loader.stages), output_columns(loader.stages) or []
+    columns = [column for column in loader._facts.columns if column.name in names]
+    given = {column.name: _nulls_of(column, pads.get(column.name)) for column in columns}
     return given | {MASK: _all_valid} if loader._options.remainder == "pad" else given
 
 

@@ -1,7 +1,7 @@
-"""The work itself, as plain functions of their arguments: read a chunk, index a span, build its batches.
+"""Read a chunk, find the rows of a span, build its batches: the work of a run, without its scheduling.
 
-Called by `run` from whichever thread has nothing better to do. Every error leaves here with its place: file, row
-group, row and column. Holds no lock and keeps no state but the pool of batch memory.
+Called by the threads of a run. Every error leaves here with its location: file, row group, row and column. Holds no
+lock and keeps no state but the pool of batch memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from penstock.codecs import Cells
 from penstock.codecs.arrow_memory import one_array, take_rows
 from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk
-from penstock.engine.finish import Lost, Place, ThreadFinisher, refold
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.room import Room, within
+from penstock.engine.stages import BatchOrigin, Fold, ThreadStages, refold, stage_of
 from penstock.errors import BadFile, BudgetError, CodecError, DecodeError, FileChanged, SchemaError, TransformError
 
 if TYPE_CHECKING:
@@ -31,14 +31,10 @@ if TYPE_CHECKING:
 
     from penstock.engine.arena import Records, Shelf
     from penstock.engine.columns import Column
-    from penstock.engine.finish import Batch, Finisher
     from penstock.engine.memory import BlockPool
+    from penstock.engine.stages import Batch, Lost, Stage
     from penstock.engine.stats import Stats
     from penstock.engine.window import EpochWork
-
-
-MASK = "_valid"
-"""The column that tells rows from padding."""
 
 
 class Source(Protocol):
@@ -97,11 +93,11 @@ class Span:
     rows: NDArray[np.int64] | None = None
     runs: list[tuple[int, int, int]] | None = None
     positions: NDArray[np.int64] | None = None
-    """Global position of every item; None where nobody asks."""
-    fold: NDArray[np.int64] | None = None
-    """Which rows each window consists of; see `ItemRows.windows`."""
+    """Global position of every unit (row or window); None where no stage needs them."""
+    windows: NDArray[np.int64] | None = None
+    """Rows of each window; see `ItemRows.windows`."""
     starts: NDArray[np.int64] | None = None
-    """First row (or window) of each item, where items are ragged; see `ItemRows.starts`."""
+    """First unit of each item, where items are ragged; see `ItemRows.starts`."""
     num_asked: int = 0
     """How many of its chunks were in memory, or on their way there, when last looked at."""
     num_loaded: int = 0
@@ -143,13 +139,15 @@ Results = list[Built | Exception]
 
 
 def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
-    """Ask the plan where the rows of a span lie, and at which global positions if anybody wants to know."""
-    plan = span.work.plan
+    """Fill in where the rows of a span lie, and the global positions of its units if they are needed."""
+    plan, items = span.work.plan, span.work.items
+    runs = plan.runs(span.lo, span.hi)
+    found = items.locate(*plan.rows(span.lo, span.hi)) if runs is None else items.locate_runs(runs)
+    span.windows, span.starts = found.windows, found.starts
     if positions:
         span.positions = plan.positions(span.lo, span.hi)
-    items, runs = span.work.items, plan.runs(span.lo, span.hi)
-    found = items.locate(*plan.rows(span.lo, span.hi)) if runs is None else items.locate_runs(runs)
-    span.fold, span.starts = found.windows, found.starts
+        if span.starts is not None:
+            span.positions = np.repeat(span.positions, np.diff(span.starts))
     if found.runs is not None:
         span.runs = found.runs
         span.chunks = np.unique(np.array([chunk for chunk, _, _ in span.runs], np.int64))
@@ -170,22 +168,26 @@ class _Part:
     span: Span
     step: int
     rows: slice | NDArray[np.int64]
-    """Counted from the span's first row."""
+    """Which rows of the span it has."""
     num_rows: int
+    units: slice | NDArray[np.int64]
+    """Which units of the span it has: rows, or windows."""
+    windows: NDArray[np.int64] | None = None
+    """Rows of each window, counted in the batch."""
     skipped: tuple[Skipped, ...] = ()
-    fold: NDArray[np.int64] | None = None
-    items: slice | NDArray[np.int64] | None = None
-    """Which items of the span it has, where they are not its rows."""
 
     def row(self, row: int) -> int:
         """Return which row of the span a row of the batch is."""
         return self.rows.start + row if isinstance(self.rows, slice) else int(self.rows[row])
 
     def kept(self, keep: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        """Return which items of the batch are left, given which of its rows, or windows, are."""
-        some = self.rows if self.items is None else self.items
-        numbers = np.arange(some.start, some.stop) if isinstance(some, slice) else some
-        return (numbers if keep is None or len(keep) != len(numbers) else numbers[keep]) - self.first
+        """Return which items of the batch are left, given which of its units are; None: all units."""
+        units = self.units
+        numbers = np.arange(units.start, units.stop) if isinstance(units, slice) else units
+        numbers = numbers if keep is None else numbers[keep]
+        if self.span.starts is not None:
+            numbers = np.unique(np.searchsorted(self.span.starts, numbers, side="right") - 1)
+        return numbers - self.first
 
     @property
     def first(self) -> int:
@@ -219,19 +221,20 @@ def span_rows(span: Span) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.concatenate(chunks), np.concatenate(rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
     """Builds batches of one run."""
 
     source: Source
     selection: RowFilter
     columns: tuple[Column, ...]
-    finisher: Finisher
+    stages: tuple[Stage, ...]
+    """What happens to gathered columns; `Decode` is the first."""
     pool: BlockPool
     stats: Stats
-    seed: int
-    pad: bool
-    """Whether batches carry the mask `_valid`."""
+    seed: int = 0
+    skip: bool = False
+    """Whether damaged rows are left out instead of raising."""
     arena: Records | None = None
     """Where narrow columns of the window lie side by side; None: they stay as they were read."""
     shelf: Shelf | None = None
@@ -257,7 +260,7 @@ class Builder:
             table = self.source.read_chunk(chunk, [column.name for column in self.columns], self.limit_bytes)
             rows = self.selection.rows_of(chunk)
             table = table if rows is None else take_table_rows(table, rows)
-            made = make_chunk(chunk, table, self.columns, skip=self.finisher.skip)
+            made = make_chunk(chunk, table, self.columns, skip=self.skip)
             if self.arena is not None:
                 made = replace(made, slot=self.arena.put(made.parts))
             if self.shelf is not None and not last:
@@ -270,7 +273,7 @@ class Builder:
         return made
 
     def build(self, span: Span, chunks: Chunks, *, views: bool, finish: Any) -> Results:
-        """Gather a span and finish its batches; `finish` is the finisher, or its stand-in in another process."""
+        """Gather a span and finish its batches; `finish` runs the stages, here or in another process."""
         began = time.perf_counter()
         if any(chunk.damaged for chunk in chunks.values()):
             chunk, row = span_rows(span)
@@ -282,14 +285,14 @@ class Builder:
         columns = self._gather(span, rows)
         self.stats.gathered(time.perf_counter() - began)
         ready = self._ready(columns)
-        if ready is not None and isinstance(finish, ThreadFinisher):
+        if ready is not None and isinstance(finish, ThreadStages):
             return self._slices(span, ready)
         return self._each(span, lambda step: self._batch(span, columns, step, finish))
 
     def _views(self, span: Span, chunks: Chunks, finish: Any) -> Results:
         """Build the batches of a line span one by one; where nothing is left to be done they are cut at once."""
         began = time.perf_counter()
-        ready = isinstance(finish, ThreadFinisher) and self._columns_of(cast("dict[int, Chunk]", chunks))
+        ready = isinstance(finish, ThreadStages) and self._columns_of(cast("dict[int, Chunk]", chunks))
         made: Results = []
         for one in _split(span):
             if ready:
@@ -315,14 +318,9 @@ class Builder:
             batch[column.name] = np.concatenate([ready[chunk][number][lo:hi] for chunk, lo, hi in runs], out=out)
         return batch
 
-    @property
-    def _finishes(self) -> bool:
-        """Whether anything is done to columns that need no decoding."""
-        return self.finisher.does_more or self.pad
-
     def _columns_of(self, chunks: dict[int, Chunk]) -> dict[int, list[NDArray[Any]]] | None:
         """Return the columns of chunks if nothing is left to do with them: no cells, nulls, padding or transform."""
-        if self._finishes:
+        if len(self.stages) > 1:
             return None
         columns: dict[int, list[NDArray[Any]]] = {}
         for index, chunk in chunks.items():
@@ -333,7 +331,7 @@ class Builder:
 
     def _ready(self, columns: list[Gathered]) -> dict[str, NDArray[Any]] | None:
         """Return the columns of a span if nothing is left to do with them, as `_columns_of`."""
-        if self._finishes or any(one.values is None or one.valid is not None for one in columns):
+        if len(self.stages) > 1 or any(one.values is None or one.valid is not None for one in columns):
             return None
         return {
             column.name: cast("NDArray[Any]", one.values) for column, one in zip(self.columns, columns, strict=True)
@@ -347,7 +345,7 @@ class Builder:
             lo, hi = span.rows_of(step)
             first, end = span.work.start_of(step), span.work.end_of(step)
             batch: Batch = {name: values[lo:hi] for name, values in columns.items()}
-            made.append(Built(span.work, first, end, batch, hi - lo, (), span.fold))
+            made.append(Built(span.work, first, end, batch, hi - lo, (), span.windows))
         self.stats.finished(time.perf_counter() - began)
         return made
 
@@ -365,7 +363,7 @@ class Builder:
 
     def _gather(self, span: Span, rows: Runs | Picks) -> list[Gathered]:
         try:
-            return gather(rows, self.columns, self.pool, self.arena, skip=self.finisher.skip)
+            return gather(rows, self.columns, self.pool, self.arena, skip=self.skip)
         except CellLost as error:
             raise self.decode_error(span, error.row, error) from error.__cause__
 
@@ -373,21 +371,23 @@ class Builder:
         lo, hi = span.rows_of(step)
         if span.end_step - span.first_step > 1:
             columns = [_slice(one, lo, hi) for one in columns]
-        items = slice(0, span.hi - span.lo) if span.hi - span.lo != span.num_rows or span.fold is not None else None
-        return self._finish(_Part(span, step, slice(lo, hi), hi - lo, (), span.fold, items), columns, finish)
+        units = slice(lo, hi) if span.windows is None else slice(0, len(span.windows))
+        return self._finish(_Part(span, step, slice(lo, hi), hi - lo, units, span.windows), columns, finish)
 
     def _finish(self, part: _Part, columns: list[Gathered], finish: Any) -> Built:
-        """Decode and transform one batch; errors get their place."""
+        """Take one batch through the stages; errors get their location."""
         began = time.perf_counter()
         span, positions, first = part.span, None, 0
         if span.positions is not None:
-            positions = span.positions[part.rows if part.items is None else part.items]
-            first = int(span.positions[part.first])
+            positions, first = span.positions[part.units], int(span.positions[part.first])
         try:
-            columns, gone, used = within(self.room, self.columns, columns, skip=self.finisher.skip)
+            columns, gone, used = within(self.room, self.columns, columns, skip=self.skip)
             self.room.wait(span.number, used)
-            place = Place(self.seed, span.work.epoch, part.num_rows, positions, first, part.fold, gone)
-            batch, lost = finish.finish(columns, place, self.pool)
+            origin = BatchOrigin(
+                self.seed, span.work.epoch, part.num_rows, positions, first, part.windows,
+                ragged=span.starts is not None, lost=gone,
+            )  # fmt: skip
+            batch, lost = finish.run(columns, origin, self.pool)
         except CellLost as error:
             raise self.decode_error(span, part.row(error.row), error) from error.__cause__
         except BudgetError as error:
@@ -397,25 +397,19 @@ class Builder:
         except CodecError as error:
             raise CodecError(f"{error}; in {self._where(part)}") from error.__cause__
         skipped = tuple(self._skipped(span, part.row(one.row), one) for one in lost if one.reason is not None)
-        fold, kept = _kept(part, lost)
-        if self.pad:
-            self._add_mask(part, batch, cast("NDArray[np.int64]", positions) < span.work.plan.total_rows, kept)
+        windows, keep = part.windows, None
+        if lost:
+            keep = np.ones(part.num_rows, np.bool_)
+            keep[[one.row for one in lost]] = False
+            if windows is not None:
+                windows, keep = refold(windows, keep)
+        kept = None if keep is None and not part.skipped else part.kept(keep)
         self.stats.finished(time.perf_counter() - began)
-        work, folded = span.work, self.finisher.fold is not None
-        num_rows = len(next(iter(batch.values()))) if batch else 0
-        first, end = work.start_of(part.step), work.end_of(part.step)
-        left = None if kept is None and not part.skipped else part.kept(kept)
-        return Built(work, first, end, batch, num_rows, part.skipped + skipped, None if folded else fold, left)
-
-    def _add_mask(self, part: _Part, batch: Batch, valid: NDArray[np.bool_], kept: NDArray[np.bool_] | None) -> None:
-        """Add the column that tells rows from padding."""
-        if MASK in batch:
-            raise TransformError(
-                f"the transform returned a column {MASK!r}, which remainder='pad' adds; give it another name"
-            )
-        if part.span.starts is not None:
-            valid = np.repeat(valid, np.diff(part.span.starts))
-        batch[MASK] = valid if kept is None else valid[kept]
+        work, num_rows = span.work, len(next(iter(batch.values()))) if batch else 0
+        return Built(
+            work, work.start_of(part.step), work.end_of(part.step), batch, num_rows, part.skipped + skipped,
+            None if stage_of(self.stages, Fold) else windows, kept,
+        )  # fmt: skip
 
     def _batch_around(
         self, span: Span, step: int, place: tuple[Chunks, NDArray[np.int64], NDArray[np.int64]], finish: Any
@@ -426,7 +420,7 @@ class Builder:
         bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
         for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
             # Files that disagree or were written again are not damaged: to leave their rows out would lose good ones.
-            if not self.finisher.skip or isinstance(
+            if not self.skip or isinstance(
                 getattr(chunks[index], "error", None), BudgetError | FileChanged | SchemaError
             ):
                 raise self._read_error(chunks, index)
@@ -434,13 +428,11 @@ class Builder:
         gone = tuple(self._lost_row(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
         rows = rows[~bad]
         columns = self._gather(span, _picks(chunk[rows], row[rows], cast("dict[int, Chunk]", chunks)))
-        part = _Part(span, step, rows, len(rows), gone)
-        if span.fold is not None:
-            fold, kept = refold(span.fold, ~bad)
-            part = replace(part, fold=fold, items=np.flatnonzero(kept))
-        elif span.starts is not None:
-            part = replace(part, items=slice(0, span.hi - span.lo))
-        return self._finish(part, columns, finish)
+        windows, units = None, rows
+        if span.windows is not None:
+            windows, whole = refold(span.windows, ~bad)
+            units = np.flatnonzero(whole)
+        return self._finish(_Part(span, step, rows, len(rows), units, windows, gone), columns, finish)
 
     def _lost_row(self, chunk: Chunk | LostChunk, row: int) -> Skipped:
         if isinstance(chunk, LostChunk):
@@ -506,15 +498,6 @@ class Builder:
             places.setdefault((path, group), []).append(file_row)
         named = [f"{path}, row group {group}, {_row_list(rows)}" for (path, group), rows in list(places.items())[:3]]
         return "; ".join(named) + (f"; and {len(places) - 3} more row groups" if len(places) > 3 else "")
-
-
-def _kept(part: _Part, lost: list[Lost]) -> tuple[NDArray[np.int64] | None, NDArray[np.bool_] | None]:
-    """Return the windows without those that lack a row, and which rows, or windows, are left; None: all."""
-    if not lost:
-        return part.fold, None
-    keep = np.ones(part.num_rows, np.bool_)
-    keep[[one.row for one in lost]] = False
-    return (None, keep) if part.fold is None else refold(part.fold, keep)
 
 
 def _row_list(rows: list[int]) -> str:

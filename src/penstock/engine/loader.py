@@ -16,16 +16,15 @@ import numpy as np
 
 from penstock.engine import host
 from penstock.engine.arena import Shelf, make_records
-from penstock.engine.build import MASK, Builder, Skipped
-from penstock.engine.chance import NAMES, Watch, advice, transform_wants
+from penstock.engine.build import Builder, Skipped
+from penstock.engine.chance import Watch, advice
 from penstock.engine.describe import choose_order, describe
-from penstock.engine.finish import Finisher, ThreadFinisher
 from penstock.engine.memory import BlockPool
 from penstock.engine.needs import count_needs
-from penstock.engine.padding import paddings
 from penstock.engine.passes import Pass, users_level
 from penstock.engine.room import Room
 from penstock.engine.run import Limits, Run
+from penstock.engine.stages import MASK, FilterRows, ThreadStages, make_stages
 from penstock.engine.stats import Stats
 from penstock.engine.window import Window
 from penstock.errors import BudgetError, DecodeError, LoaderClosed, PenstockWarning, PlanError
@@ -33,15 +32,15 @@ from penstock.options import READ_COST, SPAN_BYTES
 from penstock.plan import Cursor, Order, Share, State, check, check_owner, check_predicate, plan_epoch, steps_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
     from penstock.engine.build import Built
     from penstock.engine.facts import Facts
-    from penstock.engine.finish import Batch, Fold, LateFilter
     from penstock.engine.needs import Needs
     from penstock.engine.process import Payload
     from penstock.engine.report import Report
+    from penstock.engine.stages import Batch, Fold, LateFilter, Stage
     from penstock.options import LoaderOptions
     from penstock.plan import EpochPlan
     from penstock.plan.grouping import Grouping
@@ -69,17 +68,12 @@ class Make:
     """Leaves rows out on delivery."""
     unseen: frozenset[str] = frozenset()
     """Columns that are read for `late` only."""
-    rowwise: Callable[..., Batch] | None = None
+    rowwise: Stage | None = None
     """Changes rows, also their number, before they become windows."""
     fold: Fold | None = None
     """How windows become a batch; None: they are left to the consumer."""
     most_waiting: int = 1 << 30
     """Most results that wait for the consumer, where memory allows more."""
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether batches must not be gathered several at a time: their rows are not their items, or take long."""
-        return self.aligned or self.rowwise is not None or self.fold is not None
 
     def batch_rows(self, items: Grouping, *, is_line: bool) -> int:
         """Return the most rows of a batch."""
@@ -104,19 +98,17 @@ class Loader:
         self._total_rows = int(facts.counts.sum())
         self._workers = options.workers or host.default_workers()
         self._memory_bytes = options.memory_bytes or host.default_memory()
-        self._finisher = Finisher(
+        self.stages = make_stages(
             facts.columns,
-            options.transform,
-            options.on_error == "skip",
-            paddings(facts.columns, options.pad, rowwise=make.rowwise, has_function=options.transform is not None),
-            _wants(options.transform, make.rowwise),
-            make.late,
-            make.unseen,
-            make.rowwise,
-            make.fold,
+            options,
+            total=self._total_rows,
+            filter_rows=None if make.late is None else FilterRows(make.late, make.unseen),
+            rowwise=make.rowwise,
+            fold=make.fold,
         )
+        """What happens to a batch after it is gathered, in order."""
         self._payload = self._make_payload() if options.pool == "process" else None
-        self.watch: Watch | None = Watch() if options.pool != "process" and self._finisher.calls_user else None
+        self.watch: Watch | None = Watch() if options.pool != "process" and self._calls_user else None
         self._stats = Stats()
         self._hands_over_ahead = False
         """Whether threads of the hand-over take batches ahead of the consumer."""
@@ -432,8 +424,9 @@ class Loader:
         shelf = self._make_shelf(budget, pool)
         window = self._make_window(budget if shelf is None else int(budget * (1 - _RETAIN_SHARE)), shelf)
         builder = Builder(
-            facts.source, facts.selection, facts.columns, self._finisher, pool, self._stats, options.seed,
-            options.remainder == "pad", window.arena, shelf, self._chunk_limit(), self._room(free),
+            source=facts.source, selection=facts.selection, columns=facts.columns, stages=self.stages, pool=pool,
+            stats=self._stats, seed=options.seed, skip=options.on_error == "skip", arena=window.arena, shelf=shelf,
+            limit_bytes=self._chunk_limit(), room=self._room(free),
         )  # fmt: skip
         limits = Limits(
             workers,
@@ -444,7 +437,7 @@ class Loader:
             None
             if options.epochs is None
             else first.cursor.epoch // options.epochs * options.epochs + options.epochs - 1,
-            bool(self._finisher.wants) or self._seeds_processes or options.remainder == "pad",
+            any(stage.wants for stage in self.stages) or self._seeds_processes,
             facts.items,
             self._make.batch_items,
             self._make.aligned and self._order.is_line,
@@ -471,7 +464,7 @@ class Loader:
 
     def _span_batches(self, batch_bytes: int) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
-        slow = self._options.pool == "process" or self._options.transform is not None or self._make.one_by_one
+        slow = self._options.pool == "process" or self._make.aligned or any(stage.is_slow for stage in self.stages)
         slow = slow or not self._facts.items.one_row or self._stride[1] > 1
         if slow or not all(column.light for column in self._facts.columns):
             return 1
@@ -496,21 +489,25 @@ class Loader:
         return Window(budget, ahead, chunk_bytes, reads, shuffled, facts.slack, arena, shelf)
 
     @property
+    def _calls_user(self) -> bool:
+        return any(stage.calls_user for stage in self.stages)
+
+    @property
     def _seeds_processes(self) -> bool:
         """Whether processes seed their global random states for every batch, by its position."""
-        return self._options.pool == "process" and self._finisher.calls_user
+        return self._options.pool == "process" and self._calls_user
 
     def _make_payload(self) -> Payload:
         from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import
 
-        return payload_of(self._finisher)
+        return payload_of(self.stages)
 
     def _make_finishers(self, workers: int, halted: threading.Event) -> list[Any]:
         if self._options.pool != "process":
-            return [ThreadFinisher(self._finisher, halted, self.watch)] * max(1, workers)
-        from penstock.engine.process import ProcessFinisher, start_method
+            return [ThreadStages(self.stages, halted, self.watch)] * max(1, workers)
+        from penstock.engine.process import ProcessStages, start_method
 
-        return [ProcessFinisher(cast("Payload", self._payload), start_method()) for _ in range(workers)]
+        return [ProcessStages(cast("Payload", self._payload), start_method()) for _ in range(workers)]
 
     def _strided(self, first: int, step: int, skip: int = 0) -> Loader:
         """Deliver only every `step`-th batch of the pass from number `first` on, without the first `skip` of these.
@@ -575,12 +572,6 @@ class Loader:
         if not self._at_pass_start() or not self._delivered:
             self._cursor = self._start_of(self._next_pass_epoch())
         self._delivered = False
-
-
-def _wants(transform: Callable[..., Any] | None, rowwise: Any) -> frozenset[str]:
-    """Return what the user's function asks for beside the batch, or beside the row or DataFrame."""
-    spec = getattr(rowwise, "spec", None)
-    return transform_wants(transform) if spec is None else transform_wants(spec.func) & NAMES
 
 
 def _too_many(skipped: list[Skipped], limit: int) -> Exception:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from penstock.engine.finish import Batch
+    from penstock.engine.stages import Batch
     from penstock.plan import EpochPlan
     from penstock.plan.draws import Stop
 

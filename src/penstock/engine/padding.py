@@ -1,25 +1,27 @@
-"""Stack rows of different shapes into one array, filled up at the end of every axis: what `pad=` asks for.
+"""Stack rows of different shapes into one array, filled up at the end of every axis: the option `pad=`.
 
-`paddings` checks the option once, when a loader is made; `Padding.stack` runs on the finished column of each batch,
-before and after a transform. What a function of the user makes is known only then: `MadePadding` looks at each batch.
+`make_pads` checks the option once, when a loader is made, and returns stages (see `stages`): `Pad` for columns of the
+dataset and of a `TransformSpec`, `PadMade` for columns that a function of the user makes, which looks at each batch.
 Rows that are not arrays (maps, lists of lists, dicts) have no shape to fill up and stay a list.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.engine.stages import Stage
 from penstock.errors import PlanError, TransformError, close_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.engine.columns import Column
+    from penstock.engine.stages import Draft
     from penstock.schema import UnischemaField
 
 
@@ -64,9 +66,21 @@ def _is_dense(values: Any) -> bool:
     return type(values) is np.ndarray and not values.dtype.hasobject
 
 
-@dataclass(frozen=True, slots=True)
-class MadePadding:
-    """How columns are padded that a function of the user has made or changed."""
+@dataclass(frozen=True)
+class Pad(Stage):
+    """Pads columns whose shapes the schema declares."""
+
+    paddings: Mapping[str, Padding]
+
+    def __call__(self, draft: Draft) -> None:
+        """Stack the columns."""
+        for name, padding in self.paddings.items():
+            draft.columns[name] = padding.stack(draft.columns[name])
+
+
+@dataclass(frozen=True)
+class PadMade(Stage):
+    """Pads columns that a function of the user has made or changed."""
 
     fills: Mapping[str, Any]
     """By column, where `pad=` names columns."""
@@ -75,11 +89,11 @@ class MadePadding:
     fill: Any = None
     """For all columns whose rows are arrays of numbers or times, where `pad=` is one value."""
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch with what has to be padded as arrays."""
-        if missing := sorted(self.required - batch.keys()):
-            raise TransformError(f"pad= names the column {missing[0]!r}; {close_names(missing[0], batch)}")
-        return {name: self._padded(name, values) for name, values in batch.items()}
+    def __call__(self, draft: Draft) -> None:
+        """Stack what has to be padded."""
+        if missing := sorted(self.required - draft.columns.keys()):
+            raise TransformError(f"pad= names the column {missing[0]!r}; {close_names(missing[0], draft.columns)}")
+        draft.columns = {name: self._padded(name, values) for name, values in draft.columns.items()}
 
     def _padded(self, name: str, values: Any) -> Any:
         fill = self.fills.get(name, self.fill)
@@ -121,28 +135,17 @@ def _row_arrays(values: Any) -> list[NDArray[Any] | None] | None:
     return rows if len(ranks) == 1 and 0 not in ranks else None
 
 
-@dataclass(frozen=True, slots=True)
-class Paddings:
-    """What `pad=` asks for, at each place where columns come from."""
+def make_pads(
+    columns: Sequence[Column], pad: Any, *, rowwise: Any, has_function: bool
+) -> tuple[Pad | None, Pad | None, PadMade | None]:
+    """Return the stages that pad columns of the dataset, fields of a `TransformSpec`, and what a function makes.
 
-    read: Mapping[str, Padding] = field(default_factory=dict)
-    """Columns of the dataset, before a transform sees them."""
-    spec: Mapping[str, Padding] = field(default_factory=dict)
-    """Fields that come out of a `TransformSpec`."""
-    made: MadePadding | None = None
-    """What a function gives."""
-
-
-def paddings(columns: Sequence[Column], pad: Any, *, rowwise: Any, has_function: bool) -> Paddings:
-    """Return how columns are padded: `pad` is one fill for all of variable shape, or a dict of fills by column.
-
-    `rowwise` carries out a `TransformSpec`, if there is one; `has_function`: a function of the user makes columns.
+    `pad` is one fill for all columns of variable shape, or a dict of fills by column; `rowwise` is the stage of a
+    `TransformSpec`, if there is one; `has_function`: a function of the user makes columns.
 
     Raises:
         PlanError: a name that is not there or has no variable shape, or a fill that the column's dtype cannot hold.
     """
-    if pad is None:
-        return Paddings()
     able = {column.name: column for column in columns if _pads(column)}
     out = {} if rowwise is None else {one.name: one for one in rowwise.fields}
     edited = set() if rowwise is None else {one.name for one in rowwise.spec.edit_fields if None in one.shape}
@@ -163,11 +166,17 @@ def paddings(columns: Sequence[Column], pad: Any, *, rowwise: Any, has_function:
     spec |= {
         name: _padding(name, _field_dtype(one), one.shape, fills[name]) for name, one in after.items() if name in fills
     }
-    if not has_function:
-        return Paddings(read, spec)
-    if isinstance(pad, dict):
-        return Paddings(read, spec, MadePadding(pad, frozenset(pad.keys() - {one.name for one in columns})))
-    return Paddings(read, spec, MadePadding({}, frozenset(), pad))
+    made = None
+    if has_function and isinstance(pad, dict):
+        made = PadMade(pad, frozenset(pad.keys() - {one.name for one in columns}))
+    elif has_function:
+        made = PadMade({}, frozenset(), pad)
+    return Pad(read) if read else None, Pad(spec) if spec else None, made
+
+
+def padded_columns(stages: Iterable[Stage]) -> dict[str, Padding]:
+    """Return the columns whose padding is known before the first batch."""
+    return {name: one for stage in stages if isinstance(stage, Pad) for name, one in stage.paddings.items()}
 
 
 def _pads(column: Column) -> bool:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.engine.build import Built
-    from penstock.engine.finish import Batch
     from penstock.engine.loader import Loader
+    from penstock.engine.stages import Batch
 
 _Made = TypeVar("_Made")
 ENDED = (

@@ -27,6 +27,7 @@ from penstock.engine.chance import seed_globals
 from penstock.engine.gather import Gathered
 from penstock.engine.memory import BlockPool
 from penstock.engine.shared import Packer, SharedBlock, unpack
+from penstock.engine.stages import run_stages
 from penstock.errors import PlanError, WorkerDied
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.finish import Batch, Finisher, Lost, Place
+    from penstock.engine.stages import Batch, BatchOrigin, Lost, Stage
 
 _GROW = 1.25
 """A block that was too small is replaced by one this much larger than needed."""
@@ -59,8 +60,8 @@ class _Lease:
         self._free.append(self._number)
 
 
-class ProcessFinisher:
-    """Stands in for a `Finisher` whose work is done by a process of its own."""
+class ProcessStages:
+    """Runs stages in a process of its own; counterpart of `stages.ThreadStages`."""
 
     def __init__(self, payload: Payload, start_method: str | None) -> None:
         self._payload = payload
@@ -93,15 +94,15 @@ class ProcessFinisher:
         if self._closed:  # by another thread, which has not seen the process
             self._end()
 
-    def finish(self, gathered: Sequence[Gathered], place: Place, pool: BlockPool) -> tuple[Batch, list[Lost]]:
-        """Have the process finish a batch; same promise as `Finisher.finish`."""
+    def run(self, gathered: Sequence[Gathered], origin: BatchOrigin, pool: BlockPool) -> tuple[Batch, list[Lost]]:
+        """Have the process finish a batch; same contract as `run_stages`."""
         del pool  # the batch lies in shared memory instead
         try:
-            return self._ask(gathered, place)
+            return self._ask(gathered, origin)
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise self._died() from error
 
-    def _ask(self, gathered: Sequence[Gathered], place: Place) -> tuple[Batch, list[Lost]]:
+    def _ask(self, gathered: Sequence[Gathered], origin: BatchOrigin) -> tuple[Batch, list[Lost]]:
         pipe = cast("Connection", self._pipe)
         packer = Packer()
         columns = [_pack_gathered(packer, one) for one in gathered]
@@ -111,7 +112,7 @@ class ProcessFinisher:
         block = cast("SharedBlock", self._input)
         packer.pack(block.memory)
         freed = [self._free.popleft() for _ in range(len(self._free))]
-        pipe.send((columns, place, freed, fresh))
+        pipe.send((columns, origin, freed, fresh))
         if fresh:
             block.send(pipe, self._process.pid)
         return self._answer(pipe)
@@ -168,18 +169,18 @@ class Payload(NamedTuple):
     """Whether the process must import the user's script to make sense of it."""
 
 
-def payload_of(finisher: Finisher) -> Payload:
+def payload_of(stages: tuple[Stage, ...]) -> Payload:
     """Pickle what a process needs; a function that cannot be pickled is refused with the cure."""
     try:
-        plain = Payload(pickle.dumps(finisher, pickle.HIGHEST_PROTOCOL), needs_script=False)
+        plain = Payload(pickle.dumps(stages, pickle.HIGHEST_PROTOCOL), needs_script=False)
     except Exception as error:  # noqa: BLE001 -- a user's object may raise anything when pickled
-        return cast("Payload", _taken_along(finisher, error))
+        return cast("Payload", _taken_along(stages, error))
     if b"_main__" not in plain.pickled:  # `__main__`, or `__mp_main__` in a process that has imported the script
         return plain
-    return _taken_along(finisher, None) or Payload(plain.pickled, needs_script=True)
+    return _taken_along(stages, None) or Payload(plain.pickled, needs_script=True)
 
 
-def _taken_along(finisher: Finisher, failure: Exception | None) -> Payload | None:
+def _taken_along(stages: tuple[Stage, ...], failure: Exception | None) -> Payload | None:
     """Pickle functions by value where cloudpickle is installed, so that processes need not run the script to find them.
 
     None where it is not, unless pickle has failed too.
@@ -187,7 +188,7 @@ def _taken_along(finisher: Finisher, failure: Exception | None) -> Payload | Non
     try:
         import cloudpickle
 
-        return Payload(cloudpickle.dumps(finisher), needs_script=False)
+        return Payload(cloudpickle.dumps(stages), needs_script=False)
     except ImportError:
         pass
     except Exception as error:  # noqa: BLE001 -- as above
@@ -326,7 +327,7 @@ def signal_name(number: int) -> str:
 class _Server:
     def __init__(self, pipe: Connection, payload: bytes) -> None:
         self._pipe = pipe
-        self._finisher: Finisher | None = None
+        self._stages: tuple[Stage, ...] | None = None
         self._payload = payload
         self._input: SharedBlock | None = None
         self._blocks: dict[int, SharedBlock] = {}
@@ -334,17 +335,18 @@ class _Server:
         self._pool = BlockPool(keep=2)
 
     def serve(self, message: Any) -> None:
-        columns, place, freed, fresh = message
+        columns, origin, freed, fresh = message
         self._idle.extend(freed)
         if fresh:
             self._input = SharedBlock.receive(self._pipe)
         try:
-            if self._finisher is None:
-                self._finisher = cast("Finisher", pickle.loads(self._payload))
-            if self._finisher.calls_user:
-                seed_globals((place.seed, place.epoch), place.first)
+            if self._stages is None:
+                self._stages = cast("tuple[Stage, ...]", pickle.loads(self._payload))
+            if any(stage.calls_user for stage in self._stages):
+                seed_globals((origin.seed, origin.epoch), origin.first)
             memory = cast("SharedBlock", self._input).memory
-            batch, lost = self._finisher.finish([_unpack_gathered(memory, one) for one in columns], place, self._pool)
+            gathered = [_unpack_gathered(memory, one) for one in columns]
+            batch, lost = run_stages(self._stages, gathered, origin, self._pool)
             packer = Packer()
             forms = [(name, _pack_value(packer, values)) for name, values in batch.items()]
         except BaseException as error:  # noqa: BLE001 -- raised again in the parent

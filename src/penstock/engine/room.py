@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.codecs.base import claimed_bytes
 from penstock.engine.chunk import CellLost
-from penstock.engine.finish import Lost
+from penstock.engine.stages import Lost
 from penstock.errors import BudgetError
 from penstock.options import MEMORY_BYTES
 

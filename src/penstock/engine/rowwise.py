@@ -1,20 +1,22 @@
-"""Carry a `TransformSpec` out: row by row, or on a pandas DataFrame of a whole batch.
+"""Apply a `TransformSpec`: row by row, or on a pandas DataFrame of a whole batch.
 
-Called by the finisher in a thread or a process, after decoding and before rows become windows; gives a batch of exactly
-the fields that the spec promises, checked where `edit_fields` says what they are. Knows no file names: whoever calls
-adds them to the error.
+Two stages of `stages`, after decoding and before rows become windows. The result has exactly the fields that the spec
+promises, checked where `edit_fields` declares them. Knows no file names: the caller adds them to errors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from penstock.codecs.narrowing import exact_in_float64
 from penstock.codecs.row_values import null_rows, objects_of, row_values, to_series
+from penstock.engine.chance import NAMES, transform_wants
+from penstock.engine.stages import Stage
 from penstock.errors import TransformError
 from penstock.halt import is_halted
 
@@ -23,29 +25,52 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.finish import Batch, Chance
+    from penstock.engine.stages import Batch, Draft
     from penstock.schema import UnischemaField
     from penstock.schema.transform import TransformSpec
 
 
 @dataclass(frozen=True)
-class RowTransform:
-    """Calls the function once for each row; picklable where the function is."""
+class SpecStage(Stage):
+    """What both stages share: a spec and the fields that it makes."""
 
     spec: TransformSpec
     fields: tuple[UnischemaField, ...]
     """What comes out."""
+    is_slow: ClassVar[bool] = True
+
+    @cached_property
+    def wants(self) -> frozenset[str]:  # type: ignore[override]
+        """Which of `rng` and `generator` the function takes."""
+        return transform_wants(self.spec.func) & NAMES
+
+    @property
+    def calls_user(self) -> bool:  # type: ignore[override]
+        """Whether the spec has a function."""
+        return self.spec.func is not None
+
+    def names(self, names: list[str]) -> list[str]:  # noqa: ARG002 -- of `Stage`
+        """Return the fields."""
+        return [field.name for field in self.fields]
+
+
+@dataclass(frozen=True)
+class RowTransform(SpecStage):
+    """Calls the function once for each row."""
+
     stack: bool
     """Whether columns become arrays, as batches have them; otherwise they are lists of values."""
 
-    def __call__(self, batch: Batch, num_rows: int, chance: Chance | None) -> Batch:
-        """Return the transformed rows, as columns."""
+    def __call__(self, draft: Draft) -> None:
+        """Replace the columns by those of the transformed rows."""
+        batch, origin, left = draft.columns, draft.origin, draft.rows
         names = list(batch)
-        lines = zip(*map(row_values, batch.values()), strict=True) if names else ((),) * num_rows
-        rows = [
-            self._row(dict(zip(names, line, strict=True)), {} if chance is None else chance.of_row(index))
-            for index, line in enumerate(lines)
-        ]
+        lines = zip(*map(row_values, batch.values()), strict=True) if names else ((),) * draft.num_rows
+        rows = []
+        for index, line in enumerate(lines):
+            planned = index if left is None else int(left[index])
+            extra = origin.of_row(self.wants, planned) if self.wants else {}
+            rows.append(self._row(dict(zip(names, line, strict=True)), extra))
         if self.spec.func is not None:
             self._check_names(rows, names)
         edited = {field.name for field in self.spec.edit_fields}
@@ -55,7 +80,7 @@ class RowTransform:
             if field.name in edited:
                 for value in values:
                     check_value(field, value)
-        return {field.name: _stacked(columns[field.name]) for field in self.fields} if self.stack else columns
+        draft.columns = {name: _stacked(values) for name, values in columns.items()} if self.stack else columns
 
     def _row(self, row: dict[str, Any], extra: dict[str, Any]) -> Mapping[str, Any]:
         if self.spec.func is None:
@@ -92,37 +117,35 @@ class RowTransform:
 
 
 @dataclass(frozen=True)
-class FrameTransform:
-    """Calls the function once for each batch, with a pandas DataFrame; it may give another number of rows."""
+class FrameTransform(SpecStage):
+    """Calls the function once for each batch, with a pandas DataFrame; it may return another number of rows."""
 
-    spec: TransformSpec
-    fields: tuple[UnischemaField, ...]
-    """What comes out."""
     dtypes: Mapping[str, np.dtype[Any]]
     """See `plain_array`: with them the function gets equal dtypes in all batches, with and without nulls."""
 
-    def __call__(self, batch: Batch, num_rows: int, chance: Chance | None) -> Batch:  # noqa: ARG002 -- as `RowTransform`
-        """Return the transformed columns."""
+    def __call__(self, draft: Draft) -> None:
+        """Replace the columns by the transformed ones."""
         if self.spec.func is None:
-            return {field.name: batch[field.name] for field in self.fields}
+            draft.columns = {field.name: draft.columns[field.name] for field in self.fields}
+            return
         import pandas as pd
 
         # Plain numbers need no Series of their own, of which a table has many.
         columns = {
             name: values if _is_plain(values) and name not in self.dtypes else to_series(values, self.dtypes.get(name))
-            for name, values in batch.items()
+            for name, values in draft.columns.items()
         }
         frame = pd.DataFrame(columns, copy=False)
-        del batch
+        draft.columns = {}
         try:
-            result = self.spec.func(frame, **({} if chance is None else chance.of_batch()))
+            result = self.spec.func(frame, **draft.origin.of_batch(self.wants))
         except Exception as error:
             raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
         if not isinstance(result, pd.DataFrame):
             raise TransformError(f"a transform must return a pandas DataFrame; got {type(result).__name__}")
         self._check_columns(list(result.columns))
         edited = {field.name for field in self.spec.edit_fields}
-        return {field.name: _array(field, result[field.name], field.name in edited) for field in self.fields}
+        draft.columns = {field.name: _array(field, result[field.name], field.name in edited) for field in self.fields}
 
     def _check_columns(self, found: Sequence[str]) -> None:
         wanted = {field.name for field in self.fields}

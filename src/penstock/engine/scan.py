@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.engine.chunk import CellLost, LostChunk
-from penstock.engine.finish import Place
 from penstock.engine.gather import Runs, gather
 from penstock.engine.host import default_workers
+from penstock.engine.stages import BatchOrigin, run_stages
 from penstock.progress import progress
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _values(builder: Builder, index: int) -> Any:
     rows = Runs([found], [(0, num_rows)], views=False)
     try:
         gathered = gather(rows, builder.columns, builder.pool, None, skip=False)
-        batch, _ = builder.finisher.finish(gathered, Place(0, 0, num_rows, None), builder.pool)
+        batch, _ = run_stages(builder.stages, gathered, BatchOrigin(0, 0, num_rows), builder.pool)
     except CellLost as error:
         raise builder.located(index, error.row, error) from error.__cause__
     return batch[builder.columns[0].name]

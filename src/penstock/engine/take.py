@@ -13,17 +13,17 @@ import numpy as np
 
 from penstock.engine.build import Span, take_table_rows
 from penstock.engine.chunk import CellLost, make_chunk
-from penstock.engine.finish import Place
 from penstock.engine.gather import Picks, gather
 from penstock.engine.host import default_workers
 from penstock.engine.room import within
+from penstock.engine.stages import BatchOrigin, run_stages
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.build import Builder
     from penstock.engine.chunk import Chunk
-    from penstock.engine.finish import Batch
+    from penstock.engine.stages import Batch
 
 
 def take_rows(builder: Builder, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> Batch:
@@ -40,7 +40,7 @@ def take_rows(builder: Builder, chunk: NDArray[np.int64], row: NDArray[np.int64]
     try:
         gathered = gather(Picks(chunks, part, places), builder.columns, builder.pool, None, skip=False)
         gathered, _, _ = within(builder.room, builder.columns, gathered, skip=False)
-        return builder.finisher.finish(gathered, Place(0, 0, len(row), None), builder.pool)[0]
+        return run_stages(builder.stages, gathered, BatchOrigin(0, 0, len(row)), builder.pool)[0]
     except CellLost as error:
         raise builder.decode_error(span, error.row, error) from error.__cause__
 

@@ -29,11 +29,11 @@ from penstock.jax._masks import check_names, choose
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from penstock.engine.build import Built
     from penstock.engine.loader import Loader as HostLoader
-    from penstock.options import OnError, Pool, Remainder, Shuffle, Window
+    from penstock.options import Function, OnError, Pool, Remainder, Shuffle, Window
     from penstock.schema.transform import TransformSpec
 
     Batch = dict[str, Any]
@@ -53,7 +53,7 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     rank: int | None = None,
     world: int | None = None,
     remainder: Remainder = "drop",
-    transform: Callable[..., Mapping[str, Any]] | TransformSpec | None = None,
+    transform: Function | Sequence[Function] | TransformSpec | None = None,
     window: Window | None = None,
     pool: Pool = "thread",
     workers: int | None = None,

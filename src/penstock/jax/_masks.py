@@ -7,10 +7,12 @@ whatever rows it has read: then the masks are decided here, by fields and footer
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from penstock.dataset.nullable import may_be_null
-from penstock.engine.known import known_columns
+from penstock.engine.padding import padded_columns
+from penstock.engine.rowwise import RowTransform
+from penstock.engine.stages import output_columns, stage_of
 from penstock.errors import ColumnNotFound, PlanError, close_names
 from penstock.nulls import check_nulls
 
@@ -40,7 +42,7 @@ class Masks:
 
 def choose(nulls: Any, dataset: Dataset, host: HostLoader, *, same: bool) -> Masks:
     """Return what `nulls=` asks for; `same`: every process must have the same columns in every batch."""
-    names = check_nulls(nulls, known_columns(host), owner="penstock.jax.loader")
+    names = check_nulls(nulls, output_columns(host.stages), owner="penstock.jax.loader")
     if names is None:
         if not same:
             return Masks()
@@ -48,7 +50,7 @@ def choose(nulls: Any, dataset: Dataset, host: HostLoader, *, same: bool) -> Mas
         advice = "select other columns, rename it by transform=, or use nulls='error'"
     else:
         masks, advice = Masks(names, refuse=True, wanted=names), "select others"
-    known = known_columns(host) or []
+    known = output_columns(host.stages) or []
     clash = sorted(f"{name}{VALID}" for name in masks.always if f"{name}{VALID}" in known)
     if clash:
         raise PlanError(f"the dataset has the column {clash[0]!r} already, where the mask would go; {advice}")
@@ -57,7 +59,7 @@ def choose(nulls: Any, dataset: Dataset, host: HostLoader, *, same: bool) -> Mas
 
 def check_names(option: str, names: Iterable[str], host: HostLoader) -> None:
     """Refuse names that no batch will have, where that is known by now."""
-    known = known_columns(host)
+    known = output_columns(host.stages)
     if known is not None:
         refuse_missing(option, names, known)
 
@@ -75,13 +77,12 @@ def refuse_missing(option: str, names: Iterable[str], known: Iterable[str]) -> N
 
 def _stacked(dataset: Dataset, host: HostLoader) -> frozenset[str]:
     """Return the columns that may come with a mask: what is on the host tells its nulls itself."""
-    finisher = host._finisher
-    filled = finisher.paddings.read.keys() | finisher.paddings.spec.keys()
+    filled = padded_columns(host.stages).keys()
     columns = [one for one in host._facts.columns if one.form in ("fixed", "cells") and one.name not in filled]
     found = may_be_null(dataset._source, [one.name for one in columns])
-    if finisher.rowwise is None:
+    rowwise = stage_of(host.stages, RowTransform)
+    if rowwise is None:
         return found
-    rowwise = cast("Any", finisher.rowwise)
     edited = {field.name for field in rowwise.spec.edit_fields}
     told = {field.name for field in rowwise.fields if field.nullable and field.name in edited - filled}
     return frozenset(told | {field.name for field in rowwise.fields if field.name in found - edited})

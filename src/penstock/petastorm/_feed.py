@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.codecs.narrowing import keeps_numbers
 from penstock.codecs.row_values import row_values
-from penstock.engine.build import MASK
+from penstock.engine.stages import MASK
 from penstock.errors import BudgetError, LoaderClosed, StateMismatch
 from penstock.petastorm import _ask
 from penstock.petastorm._columns import batch_column

@@ -11,7 +11,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.build import MASK
+from penstock.engine.stages import MASK
 from penstock.errors import LoaderClosed, PenstockWarning
 from penstock.petastorm import _ask
 from penstock.petastorm._columns import columns_of, row_type, rows_of, windows_of

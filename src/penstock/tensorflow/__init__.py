@@ -26,10 +26,10 @@ from penstock.tensorflow._static import OWNER, Look, Wanted, forms_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal
 
-    from penstock.options import OnError, Pool, Remainder, Shuffle, Window
+    from penstock.options import Function, OnError, Pool, Remainder, Shuffle, Window
     from penstock.schema.transform import TransformSpec
 
     Nulls = Literal["mask", "error"] | Iterable[str]
@@ -48,7 +48,7 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     rank: int | None = None,
     world: int | None = None,
     remainder: Remainder = "drop",
-    transform: Callable[..., Mapping[str, Any]] | TransformSpec | None = None,
+    transform: Function | Sequence[Function] | TransformSpec | None = None,
     window: Window | None = None,
     pool: Pool = "thread",
     workers: int | None = None,

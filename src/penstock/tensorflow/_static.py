@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.dataset.nullable import may_be_null
-from penstock.engine.build import MASK
-from penstock.engine.known import known_columns
+from penstock.engine.padding import padded_columns
+from penstock.engine.rowwise import RowTransform
+from penstock.engine.stages import MASK, Fold, Transform, output_columns, stage_of
 from penstock.errors import ColumnNotFound, PlanError, TransformError, close_names
 from penstock.nulls import check_names as check_nulls_names
 from penstock.tensorflow._forms import (
@@ -91,7 +92,7 @@ def _said(loader: Loader, wanted: Wanted) -> tuple[Form, ...]:
             "nulls= does not go with element_spec=, which says itself which columns have a mask: give it a "
             "'<name>_valid' for each, and leave nulls= out"
         )
-    known = known_columns(loader)
+    known = output_columns(loader.stages)
     forms = spec_forms(spec, known or ())
     if known is None:  # a function of the user decides: looked at with every batch
         return forms
@@ -109,10 +110,10 @@ def _said(loader: Loader, wanted: Wanted) -> tuple[Form, ...]:
 
 
 def _found(dataset: Dataset, loader: Loader, wanted: Wanted) -> list[Form]:
-    finisher = loader._finisher
-    if finisher.transform is not None:
+    if stage_of(loader.stages, Transform) is not None:
         return _probed(dataset, wanted, {})
-    forms = _stored(dataset, loader) if finisher.rowwise is None else _promised(dataset, loader)
+    spec = stage_of(loader.stages, RowTransform)
+    forms = _stored(dataset, loader) if spec is None else _promised(dataset, loader, spec)
     unknown = [name for name, form in forms.items() if form is None]
     if unknown:
         probed = {form.name: form for form in _probed(dataset, wanted, forms)}
@@ -122,30 +123,34 @@ def _found(dataset: Dataset, loader: Loader, wanted: Wanted) -> list[Form]:
 
 def _stored(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
     """Return the forms of columns as they are read."""
-    finisher, stored = loader._finisher, dataset._source.arrow_schema
+    pads, names, stored = (
+        padded_columns(loader.stages),
+        output_columns(loader.stages) or [],
+        dataset._source.arrow_schema,
+    )
     nulls = may_be_null(dataset._source, (column.name for column in loader._facts.columns))
     forms: dict[str, Form | None] = {}
     for column in loader._facts.columns:
-        if column.name in finisher.unseen:
+        if column.name not in names:
             continue
         form = column_form(column, stored.field(column.name).type)
-        if form is not None and column.name in finisher.paddings.read:
-            form = padded(form, finisher.paddings.read[column.name])
+        if form is not None and column.name in pads:
+            form = padded(form, pads[column.name])
         elif form is not None:
             form = replace(form, valid=column.name in nulls)
         forms[column.name] = form
     return _folded(loader, forms)
 
 
-def _promised(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
+def _promised(dataset: Dataset, loader: Loader, rowwise: RowTransform) -> dict[str, Form | None]:
     """Return the forms of fields that a `TransformSpec` promises."""
-    rowwise = cast("Any", loader._finisher.rowwise)
+    pads = padded_columns(loader.stages)
     edited = {field.name for field in rowwise.spec.edit_fields}
     kept = {field.name for field in rowwise.fields if field.name not in edited and field.name in dataset.columns}
     nulls = may_be_null(dataset._source, kept)
     forms: dict[str, Form | None] = {}
     for field in rowwise.fields:
-        form, padding = field_form(field), loader._finisher.paddings.spec.get(field.name)
+        form, padding = field_form(field), pads.get(field.name)
         null = field.name in nulls if field.name in kept else field.nullable
         if form is not None:
             form = replace(form if padding is None else padded(form, padding), valid=null and not padding, loose=True)
@@ -155,7 +160,7 @@ def _promised(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
 
 def _folded(loader: Loader, forms: dict[str, Form | None]) -> dict[str, Form | None]:
     """Return the forms with an axis of time, where the loader gives windows."""
-    fold = loader._finisher.fold
+    fold = stage_of(loader.stages, Fold)
     if fold is None:
         return forms
     steps = fold.steps or dict.fromkeys(forms, tuple(range(fold.length)))

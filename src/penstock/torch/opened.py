@@ -16,9 +16,9 @@ from penstock.api import open as open_dataset
 from penstock.errors import PlanError, close_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.options import OnError, Pool, Remainder, Shuffle, Window
+    from penstock.options import Function, OnError, Pool, Remainder, Shuffle, Window
     from penstock.schema.transform import TransformSpec
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Keywords(TypedDict, total=False):
     rank: int | None
     world: int | None
     remainder: Remainder
-    transform: Callable[..., Mapping[str, Any]] | TransformSpec | None
+    transform: Function | Sequence[Function] | TransformSpec | None
     window: Window | None
     pool: Pool
     workers: int | None

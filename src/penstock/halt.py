@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 _running = threading.local()
 
@@ -32,6 +35,19 @@ def is_halted() -> bool:
     """Tell whether the work that this thread does was stopped."""
     halted = getattr(_running, "halted", None)
     return halted is not None and halted.is_set()
+
+
+def inherited(function: Callable[[A], R]) -> Callable[[A], R]:
+    """Return a function that does the same in another thread, and is halted there when this thread's work is."""
+    halted = getattr(_running, "halted", None)
+    if halted is None:
+        return function
+
+    def call(argument: A) -> R:
+        with until(halted):
+            return function(argument)
+
+    return call
 
 
 def pause(seconds: float) -> bool:

@@ -1,14 +1,16 @@
 """Bytes of a row: near what Arrow holds, whatever the footer says."""
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.dataset import open_parquet, sizes
+from penstock.dataset import open_parquet
 from penstock.dataset.sizes import fixed_bytes
-from penstock.errors import BadFile
-from penstock.testing import RecordingFileSystem
+from penstock.errors import StoreUnavailable
+from penstock.testing import FaultyFileSystem, RecordingFileSystem, TransientFaults
 from tests.dataset.make import write
 
 
@@ -88,23 +90,23 @@ def test_partition_columns_count(tmp_path):
     assert source.column_bytes(["t"]) == 4 + 3.5
 
 
-class Failing:
-    def open_input_file(self, *_):
-        raise OSError("connection reset")
+def text_file(folder):
+    pq.write_table(pa.table({"text": ["abc" * 200] * 2000}), folder / "a.parquet", row_group_size=50)
+    return str(folder)
 
 
-def test_a_read_that_fails_once_changes_nothing(tmp_path, monkeypatch):
-    pq.write_table(pa.table({"text": ["abc" * 200] * 2000}), tmp_path / "a.parquet", row_group_size=50)
-    expected, measure = open_parquet(tmp_path).row_bytes(), sizes._measure
-    answers = iter([Failing().open_input_file, measure])
-    monkeypatch.setattr(sizes, "_measure", lambda *args: next(answers)(*args))
-    assert open_parquet(tmp_path).row_bytes() == expected
+def test_requests_that_fail_at_times_change_nothing(tmp_path, pauses):
+    expected = open_parquet(text_file(tmp_path)).row_bytes()
+    faults = TransientFaults(0.2, seed=2)
+    assert open_parquet(str(tmp_path), filesystem=FaultyFileSystem(fault=faults)).row_bytes() == expected
+    assert faults.num_raised == len(pauses) > 0
 
 
-def test_a_store_that_fails_is_an_error_and_no_guess(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError("no details"), TimeoutError("slow")], ids=["unknown", "time-out"])
+def test_a_store_that_fails_is_an_error_and_no_guess(tmp_path, pauses, error):
     # A guess on one rank would give it another order than the others, unnoticed.
-    pq.write_table(pa.table({"text": ["abc" * 200] * 2000}), tmp_path / "a.parquet", row_group_size=50)
-    source = open_parquet(tmp_path)
-    object.__setattr__(source._row_group(0).file.root, "fs", Failing())
-    with pytest.raises(BadFile, match=r"a\.parquet, row group 0: .*connection reset.*try again"):
+    faults = iter([])
+    source = open_parquet(text_file(tmp_path), filesystem=FaultyFileSystem(fault=lambda _: next(faults, None)))
+    faults = itertools.repeat(error)
+    with pytest.raises(StoreUnavailable, match=r"a\.parquet is unavailable after 8 attempts .*(no details|slow)"):
         source.row_bytes()

@@ -8,9 +8,9 @@ import fsspec
 import pytest
 
 from penstock.errors import DatasetNotFound, PlanError
-from penstock.jobs.pairs import Store, expand_braces, make_pairs
+from penstock.jobs.pairs import Resolver, expand_braces, make_pairs
 
-STORE = Store(None, None)
+STORE = Resolver(None, None)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_local_names_are_made_whole_where_the_job_is_begun(raw: Path) -> None:
     assert made[0] == (f"{raw}/raw/a.tar", f"{raw}/a.gz")
     assert made[1] == (f"{raw}/raw/b.tar", "memory://b")
     assert made[2] == (str(Path("~/x").expanduser()), f"{raw}/x")
-    memory = Store(None, fsspec.filesystem("memory"))
+    memory = Resolver(None, fsspec.filesystem("memory"))
     assert make_pairs([("a", "b")], None, memory) == [("a", "b")]
 
 

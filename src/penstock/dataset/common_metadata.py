@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from penstock.dataset.discover import DataFile, Root
 from penstock.dataset.footers import read_footer
 from penstock.storage.publish import put, remove
+from penstock.storage.store import has_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ def replace_file(root: Root, name: str, fill: Callable[[Any], None]) -> None:
 def _footer(root: Root, name: str) -> Any:
     file = DataFile(root, name, None)
     # Asked for now: `root.names` is what was there when the dataset was listed.
-    return read_footer(file)[0].arrow if root.fs.get_file_info(file.path).is_file else None
+    return read_footer(file)[0].arrow if has_file(root.store, file.path) else None
 
 
 def _pairs(footer: Any) -> dict[bytes, bytes]:

@@ -24,17 +24,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
 
 from penstock.dataset.incomplete import MARKER, refuse_block, refuse_hidden, refuse_marked, refuse_spark
 from penstock.dataset.tables import refuse_above, refuse_listed
-from penstock.errors import DatasetNotFound
+from penstock.errors import DatasetNotFound, FileChanged, StoreError
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
+from penstock.storage.faults import attempt
 from penstock.storage.filesystem import first_look, not_found
+from penstock.storage.store import FileSystemStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from penstock.storage.store import Store
 
     FileSystem = Any
     Source = str | os.PathLike[str]
@@ -55,6 +58,11 @@ class Root:
     path: str
     names: frozenset[str] | None = None
     """Names of the metadata files in it, or None where it was not listed (files and patterns)."""
+
+    @property
+    def store(self) -> Store:
+        """The store through which its files are read."""
+        return FileSystemStore(self.fs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +232,15 @@ def _begins_like_parquet(file: DataFile) -> bool:
     if file.size is not None and file.size < len(MAGIC):
         return False
     try:
-        local = isinstance(file.root.fs, LocalFileSystem)  # where names need not be UTF-8
-        with open(file.path, "rb") if local else file.root.fs.open_input_file(file.path) as stream:
-            return bool(stream.read(len(MAGIC)) == MAGIC)
-    except (OSError, pa.ArrowException):
+        if isinstance(file.root.fs, LocalFileSystem):  # where names need not be UTF-8
+            with attempt(lambda: open(file.path, "rb"), file.path) as stream:
+                return stream.read(len(MAGIC)) == MAGIC
+        return bytes(file.root.store.read_ranges(file.path, [(0, len(MAGIC))])[0]) == MAGIC
+    except FileChanged:  # shorter than that
+        return False
+    except StoreError:
+        raise
+    except OSError:
         return True  # cannot be read: to be met as a bad file, not to vanish
 
 

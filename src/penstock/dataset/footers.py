@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from penstock.dataset.column_chunks import ColumnChunks
 from penstock.dataset.discover import MAGIC
 from penstock.dataset.thrift import ThriftError
-from penstock.errors import BadFile
-from penstock.storage.file_version import open_identified
+from penstock.errors import BadFile, FileChanged, StoreError
 from penstock.storage.filesystem import is_utf8
+from penstock.storage.store import has_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,7 +61,7 @@ class Seen:
     """What a file was when its footer was read, to notice when it is written again. Never stored."""
 
     identity: str
-    """See `identity_of`."""
+    """`Stat.version` of its store."""
     footer: int
     """Checksum of the footer's bytes."""
     times: int = 1
@@ -79,7 +79,7 @@ class Footer:
     __slots__ = ("_chunks", "arrow", "path", "seen", "tail")
 
     def __init__(self, tail: bytes, path: str, identity: str) -> None:
-        """Parse a footer; `tail` ends with its bytes, their length and the magic. `identity`: see `identity_of`.
+        """Parse a footer; `tail` ends with its bytes, their length and the magic. `identity`: see `Seen`.
 
         Raises:
             READ_ERRORS: the bytes are not a footer.
@@ -209,18 +209,20 @@ def read_footer(file: DataFile) -> tuple[Footer, int]:
 
     Raises:
         BadFile: it cannot be read; names the file, what was found and the cure.
+        StoreUnavailable, StoreRefused: its store does not answer, or denies access.
     """
     if file.size is not None and file.size < _LEAST_BYTES:
         raise bad_file(file, None)
+    store = file.root.store
     try:
-        stream, identity = open_identified(file.root.fs, file.path)
-        with stream:
-            size = int(stream.size())
-            tail = stream.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
-            whole = min(size, _length(tail) + _END_BYTES)
-            if whole > len(tail):
-                tail = stream.read_at(whole, size - whole)
-        return Footer(tail, file.path, identity), size
+        tail = store.read_tail(file.path, _TAIL_BYTES)
+        data, whole = tail.data, min(tail.size, _length(tail.data) + _END_BYTES)
+        if whole > len(data):
+            [found] = store.read_ranges(file.path, [(tail.size - whole, tail.size)], version=tail.version)
+            data = found.to_pybytes()
+        return Footer(data, file.path, tail.version), tail.size
+    except (FileChanged, StoreError):
+        raise
     except READ_ERRORS as exc:
         raise bad_file(file, exc) from exc
 
@@ -241,10 +243,10 @@ def _diagnose(file: DataFile, cause: Exception | None) -> tuple[str, str]:
     cure = "write it again or delete it, or open with on_error='skip' to leave it out"
     if not is_utf8(file.path):
         return "its name is not UTF-8, which pyarrow cannot open", "rename it, or open with on_error='skip'"
-    if isinstance(cause, FileNotFoundError) or (file.size == 0 and cause is None and not _exists(file)):
+    if isinstance(cause, FileNotFoundError) or (
+        file.size == 0 and cause is None and not has_file(file.root.store, file.path)
+    ):
         return "it is not there (deleted, or a link to nothing)", "fetch or write it again, or open the dataset again"
-    if isinstance(cause, PermissionError):
-        return f"permission denied ({cause})", "give this user the right to read it"
     if file.size == 0:
         return "it has 0 bytes", cure
     head, tail = _ends(file)
@@ -258,17 +260,14 @@ def _diagnose(file: DataFile, cause: Exception | None) -> tuple[str, str]:
     return f"{found}, and its footer is damaged ({cause or 'too short'})", cure
 
 
-def _exists(file: DataFile) -> bool:
-    return bool(file.root.fs.get_file_info(file.path).is_file)
-
-
 def _ends(file: DataFile) -> tuple[bytes, bytes]:
     """Return the first and last four bytes, empty where they cannot be read."""
+    store = file.root.store
     try:
-        with file.root.fs.open_input_file(file.path) as stream:
-            size = stream.size()
-            head = stream.read(4)
-            stream.seek(max(0, size - 4))
-            return bytes(head), bytes(stream.read(4))
-    except READ_ERRORS:
+        end = store.read_tail(file.path, 4)
+        [begin] = store.read_ranges(file.path, [(0, min(4, end.size))])
+        return bytes(begin), end.data
+    except StoreError:
+        raise
+    except OSError:
         return b"", b""

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType
 
-from penstock.errors import DatasetIncomplete
+from penstock.errors import DatasetIncomplete, StoreUnavailable
 from penstock.storage import is_hidden
-from penstock.storage.filesystem import list_folder
+from penstock.storage.faults import attempt
+from penstock.storage.filesystem import list_folder, look, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,6 +87,8 @@ def hidden_folders(fs: FileSystem, path: str, ending: str = "writing") -> list[s
     form = re.compile(re.escape(f".{name}.") + rf"([0-9a-f]{{12}}|{SHARED})\.{ending}")
     try:
         found = list_folder(fs, parent)
+    except StoreUnavailable:
+        raise
     except _CANNOT:
         return []
     return sorted(i.path for i in found if i.type == FileType.Directory and form.fullmatch(i.base_name))
@@ -93,9 +96,15 @@ def hidden_folders(fs: FileSystem, path: str, ending: str = "writing") -> list[s
 
 def read_json(fs: FileSystem, path: str) -> dict[str, Any] | None:
     """Return the JSON object in a file; None where there is no such file, or it is damaged."""
-    try:
+
+    def read() -> bytes:
         with fs.open_input_stream(path) as stream:
-            found = json.loads(stream.read())
+            return bytes(stream.read())
+
+    try:
+        found = json.loads(attempt(read, url_of(fs, path)))
+    except StoreUnavailable:
+        raise
     except _CANNOT:
         return None
     return found if isinstance(found, dict) else None
@@ -103,14 +112,18 @@ def read_json(fs: FileSystem, path: str) -> dict[str, Any] | None:
 
 def writers(fs: FileSystem, journal: str) -> list[str]:
     """Return the folders of a journal, one for each writer, in order."""
-    found = fs.get_file_info(FileSelector(journal, allow_not_found=True))
+    found = _listed(fs, journal)
     return sorted(info.path for info in found if info.type == FileType.Directory)
 
 
 def checkpoints(fs: FileSystem, writer: str) -> list[str]:
     """Return the files that hold a writer's checkpoints, in order."""
-    found = fs.get_file_info(FileSelector(writer, allow_not_found=True))
+    found = _listed(fs, writer)
     return sorted(info.path for info in found if re.fullmatch(r"\d+\.json", info.base_name))
+
+
+def _listed(fs: FileSystem, folder: str) -> list[Any]:
+    return attempt(lambda: list(fs.get_file_info(FileSelector(folder, allow_not_found=True))), url_of(fs, folder))
 
 
 def safe_rows(fs: FileSystem, writer: str) -> int:
@@ -129,7 +142,7 @@ def refuse_hidden(fs: FileSystem, path: str) -> None:
 def refuse_marked(fs: FileSystem, path: str) -> None:
     """Raise DatasetIncomplete if the folder `path` has the marker of an unfinished write."""
     marker = posixpath.join(path, MARKER)
-    if fs.get_file_info(marker).type == FileType.File:
+    if look(fs, [marker])[0].type == FileType.File:
         found = read_json(fs, marker) or {}
         if "cure" in found:
             raise _by_spark(path, str(found["cure"]))
@@ -162,7 +175,8 @@ def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
 
 def _times(fs: FileSystem, path: str, names: list[str]) -> list[int]:
     """Return when files of a folder were written; 0 where the store does not tell."""
-    return [info.mtime_ns or 0 for info in fs.get_file_info([posixpath.join(path, name) for name in names])]
+    paths = [posixpath.join(path, name) for name in names]
+    return [info.mtime_ns or 0 for info in attempt(lambda: fs.get_file_info(paths), url_of(fs, path))]
 
 
 def _by_spark(path: str, cure: str, why: str = "it raised an error") -> DatasetIncomplete:
@@ -174,7 +188,7 @@ def incomplete(fs: FileSystem, path: str, journal: str) -> DatasetIncomplete:
     found = writers(fs, journal)
     parts = [folder for folder in found if posixpath.basename(folder) != ALONE]
     if parts:
-        done = sum(fs.get_file_info(posixpath.join(folder, DONE)).type == FileType.File for folder in parts)
+        done = sum(look(fs, [posixpath.join(folder, DONE)])[0].type == FileType.File for folder in parts)
         state = f"{done} of the {len(parts)} parts begun are finished"
         others = "write the others (part=k, with resume=True to keep their finished files), then "
         cure = f"{others if done < len(parts) else ''}penstock.commit(url)"

@@ -32,6 +32,7 @@ from penstock.dataset.sizes import fixed_bytes, variable_bytes
 from penstock.errors import BadFile, ColumnNotFound, FileChanged, MetadataError, SchemaError, close_names
 from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import find_schema
+from penstock.storage.store import has_file
 
 if TYPE_CHECKING:
     import os
@@ -453,7 +454,7 @@ def _all_stored(scan: Scan) -> list[tuple[Unischema, str]]:
 def _schema_beside(root: Root, names: Iterable[str]) -> tuple[Unischema | None, str]:
     for name in names:
         file = DataFile(root, name, None)
-        if not root.fs.get_file_info(file.path).is_file:
+        if not has_file(root.store, file.path):
             continue
         try:
             footer, _ = read_footer(file)

@@ -20,21 +20,24 @@ import pyarrow.parquet as pq
 from penstock.dataset.expand import expanded, in_slices, unknown_sizes
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS, read_footer
 from penstock.dataset.sizes import leaf_paths
-from penstock.errors import BadFile, FileChanged
+from penstock.errors import BadFile, FileChanged, StoreError
 from penstock.schema.arrow import flatten_structs
-from penstock.storage.file_version import identity_of
+from penstock.storage.faults import attempt
+from penstock.storage.range_file import open_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.dataset.cached import CachedFiles
     from penstock.dataset.discover import DataFile
     from penstock.dataset.expand import MemoryLimit, Unknown
     from penstock.dataset.footers import Footer, Seen
+    from penstock.storage.ranges import Range
 
 CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15
 """Whether this pyarrow can verify page checksums."""
 REOPEN = "open the dataset again"
+GONE = "the file is not there any more"
 OTHER_FOOTER = "the file has changed: it was written again since the dataset was opened"
 
 
@@ -66,33 +69,73 @@ class RowGroup:
     limit: MemoryLimit | None = None
     """How much memory its columns may take; None: as much as they do."""
 
-    def open(self) -> Any:
-        """Open the file for reading; call `check` when it has been read.
+    @contextlib.contextmanager
+    def opened(self, names: Sequence[str] = ()) -> Iterator[Any]:
+        """Open the file for pyarrow's readers; afterwards make sure that it is the file whose footer is at hand.
+
+        Local files are read by pyarrow itself. Of others the bytes of these columns are fetched first, by few requests.
 
         Raises:
-            FileChanged: it has another size than when the dataset was opened.
+            FileChanged, FileTouched: see `check`.
+            StoreUnavailable, StoreRefused: the store does not answer, or denies access.
         """
-        stream = self.file.root.fs.open_input_file(self.file.path)
-        try:
+        stream = self.file.root.store.native_file(self.file.path)
+        if stream is None:
+            ranges = [*self.ranges(names).values()]
+            held = {start: data for (start, _), data in zip(ranges, self.fetch(ranges), strict=True)}
+            with self.over(held) as file:
+                yield file
+            return
+        with stream:
             size = stream.size()
             if size != self.size:
                 raise self.resized(size)
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+            try:
+                yield stream
+            finally:  # also where it fails: a file that was written again is not a damaged one
+                self.check()
 
-    def check(self, stream: Any) -> None:
-        """Make sure that what was read of the open file belongs to the footer at hand. Costs one look at the store.
+    def over(self, held: Mapping[int, Any]) -> Any:
+        """Return the file for pyarrow's readers, with ranges of it that were fetched already, each by its start."""
+        return open_ranges(held, self.size, lambda part: self.fetch([part])[0])
+
+    def ranges(self, names: Sequence[str]) -> dict[int, Range]:
+        """Return the bytes of the column chunks of these columns, by the number of the leaf.
+
+        Column chunks outside of the file are left out: the footer is damaged, as pyarrow will say.
+        """
+        chunks = self.footer.chunks
+        leaves = sorted({leaf for name in names for leaf in chunks.below(name)})
+        found = {leaf: chunks.range_of(self.index, leaf) for leaf in leaves}
+        return {leaf: (start, stop) for leaf, (start, stop) in found.items() if 0 <= start < stop <= self.size}
+
+    def fetch(self, ranges: Sequence[Range]) -> list[Any]:
+        """Return the bytes of ranges of the file, after making sure that it is still the same file.
 
         Raises:
+            FileChanged, FileTouched: see `check`.
+        """
+        version = self.seen.identity if self.watched else None
+        try:
+            return self.file.root.store.read_ranges(self.file.path, ranges, version=version)
+        except FileChanged:
+            self.check()
+            raise
+
+    def check(self) -> None:
+        """Make sure that what was read of the file belongs to the footer at hand. Costs one look at the store.
+
+        Raises:
+            BadFile: the file is gone.
             FileChanged: the file was written again, with another footer or none.
             FileTouched: the file was touched, or written again with the same footer; that is remembered.
         """
-        if not self.watched or identity_of(self.file.root.fs, self.file.path, stream) == self.seen.identity:
-            return
         try:
+            if not self.watched or self.file.root.store.stat(self.file.path).version == self.seen.identity:
+                return
             footer, size = read_footer(self.file)
+        except FileNotFoundError as exc:
+            raise self.bad(GONE, REOPEN) from exc
         except BadFile as exc:
             raise self.changed(f"{OTHER_FOOTER}, and now {exc}") from exc
         if size != self.size:
@@ -116,6 +159,11 @@ class RowGroup:
         return BadFile(f"{place}: {wrong}; {cure}", path=self.file.path, row_group=self.index, column=column)
 
     @property
+    def url(self) -> str:
+        """The URL of the file, for messages."""
+        return self.file.root.store.url(self.file.path)
+
+    @property
     def _place(self) -> str:
         return f"{self.file.path}, row group {self.index}"
 
@@ -128,14 +176,15 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
     Raises:
         BadFile: the file is gone, or a page is damaged; names the column.
         FileChanged: it is not the file that was opened.
+        StoreUnavailable, StoreRefused: the store does not answer, or denies access.
         FileTouched: it was touched or written again meanwhile.
         BudgetError: it takes more memory than the row group's limit.
     """
     try:
-        table = _read(group, names)
+        table = attempt(lambda: _read(group, names), group.url)
     except FileNotFoundError as exc:
-        raise group.bad("the file is not there any more", REOPEN) from exc
-    except (BadFile, FileTouched):
+        raise group.bad(GONE, REOPEN) from exc
+    except (BadFile, FileTouched, StoreError):
         raise
     except READ_ERRORS as exc:
         if group.cached is not None:
@@ -178,14 +227,9 @@ def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa
 
 @contextlib.contextmanager
 def _opened(group: RowGroup, names: Sequence[str], **more: Any) -> Iterator[pq.ParquetFile]:
-    """Open the file for pyarrow, and make sure in the end that it was the right one."""
-    with group.open() if group.cached is None else group.cached.open(group, names) as stream:
-        try:
-            options = {**READ_OPTIONS, **verifying(verify=group.verify), **more}
-            yield pq.ParquetFile(stream, metadata=group.footer.arrow, **options)
-        finally:  # also where it fails: a file that was written again is not a damaged one
-            if group.cached is None:
-                group.check(stream)
+    with group.opened(names) if group.cached is None else group.cached.open(group, names) as stream:
+        options = {**READ_OPTIONS, **verifying(verify=group.verify), **more}
+        yield pq.ParquetFile(stream, metadata=group.footer.arrow, **options)
 
 
 def verifying(*, verify: bool) -> dict[str, bool]:
@@ -197,8 +241,8 @@ def _explain(group: RowGroup, names: Sequence[str], cause: Exception) -> BadFile
     """Read column by column to find the guilty one."""
     for name in names:
         try:
-            _read(group, [name])
-        except (BadFile, FileTouched):
+            attempt(lambda: _read(group, [name]), group.url)  # noqa: B023 -- called at once
+        except (BadFile, FileTouched, StoreError):
             raise
         except READ_ERRORS as exc:
             return group.bad(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.dataset.discover import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, content_of, read_footer
-from penstock.errors import BadFile, CodecError, MetadataError, PenstockError
+from penstock.errors import BadFile, CodecError, FileChanged, MetadataError, PenstockError, StoreError
+from penstock.halt import until
 from penstock.schema.stored import SCHEMA_KEY, find_schema, partition_types
 
 if TYPE_CHECKING:
@@ -73,11 +74,19 @@ class _Scanner:
         self.base_paths: list[str] = []
         self.schemas: list[tuple[pa.Schema, int]] = []
         self.stored: dict[bytes, tuple[Unischema, Mapping[str, pa.DataType], int]] = {}
+        self.halted = threading.Event()
         self._lock = threading.Lock()
 
     def read_all(self, indices: range) -> None:
-        for index in indices:
-            self.read(index)
+        try:
+            with until(self.halted):
+                for index in indices:
+                    if self.halted.is_set():
+                        return
+                    self.read(index)
+        except BaseException:
+            self.halted.set()  # a store that fails for one file is not asked for thousands of others
+            raise
 
     def read(self, index: int) -> None:
         try:
@@ -87,6 +96,8 @@ class _Scanner:
                 footer.chunks  # noqa: B018 - raises where it is damaged
             self.compare(index, footer)
             self.note(index, rows_of(footer), stored_bytes_of(footer), size)
+        except (FileChanged, StoreError):  # says nothing about what the file holds
+            raise
         except (BadFile, MetadataError, CodecError) as exc:
             self.bad[index] = exc
         except READ_ERRORS as exc:  # a schema that is none
@@ -174,6 +185,7 @@ def scan_files(files: list[DataFile], *, on_error: str, stored_schemas: bool) ->
     Raises:
         BadFile: a file cannot be read, the first one in order; under "skip" only if that leaves none.
         MetadataError, CodecError: likewise for the schema that a file stores.
+        StoreUnavailable, StoreRefused: a store does not answer, or denies access; under "skip" too.
     """
     scanner = _Scanner(files, stored_schemas=stored_schemas, thorough=on_error == "skip")
     first = _read_first(scanner, skip=on_error == "skip")
@@ -276,6 +288,8 @@ def _read_summary(scanner: _Scanner, root: Root) -> dict[str, _Listed]:
         chunks, rows = footer.chunks, rows_of(footer)
         if not _equal_types(footer, scanner.base):
             return {}
+    except StoreError:
+        raise
     except (BadFile, *READ_ERRORS):
         return {}
     listed: dict[str, _Listed] = {}
@@ -306,6 +320,8 @@ def _samples_agree(scanner: _Scanner, listed: Mapping[int, _Listed]) -> bool:
                 return False
             if footer.chunks.digests != listed[index].digests:
                 return False
+        except StoreError:
+            raise
         except (BadFile, *READ_ERRORS):
             return False
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ import pyarrow.parquet as pq
 from penstock.codecs.arrow_memory import cells_view, numbers, validity
 from penstock.dataset.column_chunks import OFFSET_BYTES, VALIDITY_BYTES
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
+from penstock.errors import StoreError
+from penstock.storage.faults import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +79,7 @@ def variable_bytes(group: RowGroup, name: str) -> float:
     rank another order than the others.
 
     Raises:
-        BadFile: the bytes of the column cannot be had.
+        StoreUnavailable, StoreRefused: the store does not answer, or denies access.
     """
     chunks = group.footer.chunks
     leaves = chunks.below(name)
@@ -84,32 +87,19 @@ def variable_bytes(group: RowGroup, name: str) -> float:
     if chunks.spelled_out[group.index, leaves].all():
         return footer + VALIDITY_BYTES
     try:
-        return _weigh(group, name, footer)
+        return attempt(lambda: _weigh(group, name, footer), group.url)
+    except StoreError:
+        raise
     except READ_ERRORS:
-        _check_store(group, leaves)
-    try:
-        return _weigh(group, name, footer)
-    except READ_ERRORS:  # damaged: to be met where it is read, not where it is weighed
-        return footer + VALIDITY_BYTES
+        if group.cached is not None:  # may hold bad bytes, or the file was touched
+            return variable_bytes(replace(group, cached=None), name)
+        return footer + VALIDITY_BYTES  # damaged: to be met where it is read, not where it is weighed
 
 
 def _weigh(group: RowGroup, name: str, footer: float) -> float:
     if footer * group.num_rows <= _WHOLE_BYTES:
         return _measure(group, name, group.num_rows)
     return max(footer, _measure(group, name, _SAMPLE_ROWS))
-
-
-def _check_store(group: RowGroup, leaves: list[int]) -> None:
-    """Read the column as plain bytes, which works for damaged ones as well."""
-    try:
-        with group.file.root.fs.open_input_file(group.file.path) as stream:
-            for start, stop in (group.footer.chunks.range_of(group.index, leaf) for leaf in leaves):
-                stream.seek(min(max(0, start), group.size))
-                stream.read(min(max(0, stop - start), group.size))
-    except FileNotFoundError:  # gone for every rank
-        return
-    except READ_ERRORS as exc:
-        raise group.bad(f"cannot be read ({exc})", "the store fails: try again") from exc
 
 
 def _measure(group: RowGroup, name: str, num_rows: int) -> float:
@@ -206,7 +196,8 @@ def _first(stream: Any, group: RowGroup, name: str, num_rows: int, **more: Any) 
 
 
 def _open(group: RowGroup, name: str, num_rows: int) -> Any:
-    """Open the file; through the cache only where the whole column is read anyway."""
-    if group.cached is not None and num_rows == group.num_rows:
+    """Open the file; through the cache, and all of the column at once, only where the whole column is read anyway."""
+    whole = num_rows == group.num_rows
+    if group.cached is not None and whole:
         return group.cached.open(group, [name])
-    return group.file.root.fs.open_input_file(group.file.path)
+    return replace(group, watched=False).opened([name] if whole else ())

@@ -18,7 +18,7 @@ from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, 
 from penstock.dataset.discover import find_files, threads_for
 from penstock.dataset.footers import READ_ERRORS, read_footer
 from penstock.dataset.scan import rows_of
-from penstock.errors import BadFile
+from penstock.errors import BadFile, StoreError
 from penstock.progress import progress
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 
@@ -137,6 +137,8 @@ def _look(file: DataFile) -> FileFacts | tuple[str, str]:
             stored=bool({SCHEMA_KEY, PETASTORM_SCHEMA_KEY} & set(footer.arrow.metadata or {})),
             no_statistics=_no_statistics(footer, schema),
         )
+    except StoreError:
+        raise
     except (BadFile, *READ_ERRORS) as error:
         return file.relative, str(error)
 

@@ -6,8 +6,7 @@ groups are read. The writer's own count is used, so that what a rewrite is said 
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 from penstock.dataset.agree import decoded
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.sizes import fixed_bytes
+from penstock.errors import StoreError
 from penstock.write.files import row_bytes as written_bytes
 
 if TYPE_CHECKING:
@@ -86,11 +86,15 @@ def _sampled(source: ParquetSource, words: list[str]) -> tuple[float, float]:
     num_chunks = len(source.chunk_rows)
     total, rows = np.zeros(2), 0
     for chunk in np.unique(np.linspace(0, num_chunks - 1, min(SAMPLES, num_chunks)).astype(np.int64)).tolist():
-        with contextlib.suppress(*READ_ERRORS):
+        try:
             batch, weight = _first_rows(source, chunk), int(source.chunk_rows[chunk])
-            spelt = sum(batch.column(name).nbytes for name in words if name in batch.schema.names) / batch.num_rows
-            total += weight * np.array([written_bytes(batch).mean(), spelt])
-            rows += weight
+        except StoreError:
+            raise
+        except READ_ERRORS:
+            continue
+        spelt = sum(batch.column(name).nbytes for name in words if name in batch.schema.names) / batch.num_rows
+        total += weight * np.array([written_bytes(batch).mean(), spelt])
+        rows += weight
     if not rows:
         return max(1.0, source.row_bytes()), source.column_bytes(words)
     return float(total[0] / rows), float(total[1] / rows)
@@ -99,7 +103,8 @@ def _sampled(source: ParquetSource, words: list[str]) -> tuple[float, float]:
 def _first_rows(source: ParquetSource, chunk: int) -> pa.RecordBatch:
     group = source._row_group(chunk)
     scalars = {name: source.partition_scalar(name, int(source.chunk_file[chunk])) for name in source.partitions}
-    with group.open() as stream:  # through a buffer, so that the first rows do not cost the whole row group
+    # Through a buffer, so that the first rows do not cost the whole row group.
+    with replace(group, watched=False).opened() as stream:
         reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS)
         batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False), None)
     if batch is None:

@@ -7,6 +7,7 @@ rewriting may be larger than memory. Dictionaries become plain values; partition
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from penstock.dataset.discover import find_files
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.partitions import other_value
 from penstock.dataset.read import FileTouched, RowGroup, verifying
-from penstock.errors import BadFile
+from penstock.errors import BadFile, StoreError
 from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 from penstock.write.sources import Tables
@@ -84,6 +85,7 @@ class StoredRows:
 
         Raises:
             BadFile: a page cannot be read, or a file has changed.
+            StoreUnavailable, StoreRefused: the store does not answer, or denies access.
         """
         rows = max(1, min(MOST_ROWS, int(BATCH_BYTES // max(self.source.row_bytes(), 1.0))))
         for file in range(len(self._files)):
@@ -99,23 +101,22 @@ class StoredRows:
         group = RowGroup(self._files[file], size, footer, self.source.seen[file], 0, 0)
         constants = {name: self.source.partition_scalar(name, file) for name in self.partitions}
         try:
-            with group.open() as stream:
+            with replace(group, watched=False).opened() as stream:
                 options = {"buffer_size": _STREAM_BYTES, **READ_OPTIONS, **_VERIFY}
                 reader = pq.ParquetFile(stream, metadata=footer.arrow, **options)
                 first = 0
-                try:
-                    for batch in reader.iter_batches(batch_rows):
-                        self._check_folder(batch, file, first)
-                        first += batch.num_rows
-                        yield self._conform(batch, constants)
-                except READ_ERRORS:
-                    _check(group, stream)
-                    raise
-                _check(group, stream)
+                for batch in reader.iter_batches(batch_rows):
+                    self._check_folder(batch, file, first)
+                    first += batch.num_rows
+                    yield self._conform(batch, constants)
+        except StoreError:
+            raise
         except READ_ERRORS as error:
+            _check(group)
             if isinstance(error, BadFile):
                 raise  # says it already
             raise group.bad(f"cannot be read ({error})", "write the file again, or leave it out") from error
+        _check(group)
 
     def _check_folder(self, batch: pa.RecordBatch, file: int, first: int) -> None:
         if not self.source.repeated:
@@ -143,7 +144,7 @@ class StoredRows:
         return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=self.schema)
 
 
-def _check(group: RowGroup, stream: Any) -> None:
+def _check(group: RowGroup) -> None:
     """Make sure that the file has the footer that it is read with."""
     with contextlib.suppress(FileTouched):
-        group.check(stream)
+        group.check()

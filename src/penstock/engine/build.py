@@ -21,7 +21,18 @@ from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.room import Room, within
 from penstock.engine.stages import BatchOrigin, Fold, ThreadStages, refold, stage_of
-from penstock.errors import BadFile, BudgetError, CodecError, DecodeError, FileChanged, SchemaError, TransformError
+from penstock.errors import (
+    BadFile,
+    BudgetError,
+    CodecError,
+    DecodeError,
+    FileChanged,
+    SchemaError,
+    StoreError,
+    TransformError,
+)
+from penstock.halt import until
+from penstock.storage.faults import store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -257,7 +268,8 @@ class Builder:
             self.stats.gathered(time.perf_counter() - began)
             return kept
         try:
-            table = self.source.read_chunk(chunk, [column.name for column in self.columns], self.limit_bytes)
+            with until(self.halted):  # a store that is waited for does not delay the end
+                table = self.source.read_chunk(chunk, [column.name for column in self.columns], self.limit_bytes)
             rows = self.selection.rows_of(chunk)
             table = table if rows is None else take_table_rows(table, rows)
             made = make_chunk(chunk, table, self.columns, skip=self.skip)
@@ -268,7 +280,7 @@ class Builder:
         except CellLost as error:
             return LostChunk(chunk, self.located(chunk, error.row, error))
         except Exception as error:  # noqa: BLE001 -- whoever needs a row of it meets the error, with its cause
-            return LostChunk(chunk, error)
+            return LostChunk(chunk, store_error(error, self.source.path_of(chunk)) or error)
         self.stats.read(time.perf_counter() - began, made.num_bytes)
         return made
 
@@ -419,9 +431,9 @@ class Builder:
         lo, hi = span.rows_of(step)
         bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
         for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
-            # Files that disagree or were written again are not damaged: to leave their rows out would lose good ones.
+            # Files that disagree, have changed or cannot be fetched are not damaged: skipping would lose good rows.
             if not self.skip or isinstance(
-                getattr(chunks[index], "error", None), BudgetError | FileChanged | SchemaError
+                getattr(chunks[index], "error", None), BudgetError | FileChanged | SchemaError | StoreError
             ):
                 raise self._read_error(chunks, index)
         rows = np.arange(lo, hi)
@@ -449,7 +461,7 @@ class Builder:
 
     def _read_error(self, chunks: Chunks, chunk: int) -> Exception:
         error = cast("LostChunk", chunks[chunk]).error
-        if isinstance(error, (BadFile, BudgetError, DecodeError, SchemaError)):
+        if isinstance(error, (BadFile, BudgetError, DecodeError, SchemaError, StoreError)):
             return error
         where = f"{self.source.path_of(chunk)}, row group {self.source.chunk_group[chunk]}"
         failure = BadFile(

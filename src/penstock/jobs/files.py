@@ -33,7 +33,7 @@ from penstock.storage.publish import FILESYSTEM_ERRORS, publish_file, publish_fo
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
-    from penstock.jobs.pairs import Store
+    from penstock.jobs.pairs import Resolver
 
 PREFIX = ".penstock-"
 """Prefix of hidden names; then 12 hex digits (6 of the run, 6 of the attempt), a dot and the output's name, so that
@@ -52,14 +52,14 @@ def hidden_name(path: str, token: str) -> str:
     return posixpath.join(folder, f"{PREFIX}{token}{os.urandom(3).hex()}.{name}")
 
 
-def exists(store: Store, path: str) -> bool:
+def exists(store: Resolver, path: str) -> bool:
     """Tell whether an output is there."""
     fs, place = store.resolve(path)
     return bool(fs.get_file_info(place).type != FileType.NotFound)
 
 
 @contextlib.contextmanager
-def near(store: Store, path: str, scratch: str | None) -> Iterator[str]:
+def near(store: Resolver, path: str, scratch: str | None) -> Iterator[str]:
     """Give a local path of an input: itself, or a copy that is removed afterwards."""
     fs, place = store.resolve(path)
     if isinstance(fs, LocalFileSystem):
@@ -73,7 +73,7 @@ def near(store: Store, path: str, scratch: str | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def committed(store: Store, path: str, scratch: str | None, token: str) -> Iterator[str]:
+def committed(store: Resolver, path: str, scratch: str | None, token: str) -> Iterator[str]:
     """Give a local path to write an output to; it becomes the output if the block succeeds, else it is removed."""
     fs, place = store.resolve(path)
     if isinstance(fs, LocalFileSystem):
@@ -104,7 +104,7 @@ def committed(store: Store, path: str, scratch: str | None, token: str) -> Itera
 
 
 @contextlib.contextmanager
-def committed_url(store: Store, path: str, token: str) -> Iterator[str]:
+def committed_url(store: Resolver, path: str, token: str) -> Iterator[str]:
     """Like `committed`, but give the URL of a hidden name on the store itself: the function uploads."""
     fs, place = store.resolve(path)
     made = hidden_name(path, token)
@@ -119,12 +119,12 @@ def committed_url(store: Store, path: str, token: str) -> Iterator[str]:
         raise
 
 
-def is_local(store: Store, path: str) -> bool:
+def is_local(store: Resolver, path: str) -> bool:
     """Tell whether a name leads to a local file."""
     return isinstance(store.resolve(path)[0], LocalFileSystem)
 
 
-def there(store: Store, paths: Iterable[str]) -> set[str]:
+def there(store: Resolver, paths: Iterable[str]) -> set[str]:
     """Return those of the outputs that exist; one listing for each folder."""
     found: set[str] = set()
     for fs, folder, wanted in _by_folder(store, paths):
@@ -133,7 +133,7 @@ def there(store: Store, paths: Iterable[str]) -> set[str]:
     return found
 
 
-def sweep(store: Store, paths: Iterable[str], token: str) -> int:
+def sweep(store: Resolver, paths: Iterable[str], token: str) -> int:
     """Remove what is left under hidden names of the run `token`, and of these outputs by a killed one; return how many.
 
     Another job may be at work in the same folders, even on the same outputs, and its files are left alone.
@@ -180,7 +180,7 @@ def _begins(name: str, wanted: Container[str]) -> bool:
     return any(name[:end] in wanted for end in range(1, len(name)))
 
 
-def _by_folder(store: Store, paths: Iterable[str]) -> Iterator[tuple[Any, str, dict[str, str]]]:
+def _by_folder(store: Resolver, paths: Iterable[str]) -> Iterator[tuple[Any, str, dict[str, str]]]:
     """Yield filesystem, folder, and the outputs in it: their names, and how the user wrote them."""
     folders: dict[str, tuple[Any, dict[str, str]]] = {}
     for path in paths:

@@ -19,7 +19,7 @@ from penstock.errors import JobFailed, PlanError
 from penstock.jobs.command import Command
 from penstock.jobs.executors import make_executor
 from penstock.jobs.files import SCRATCH, sweep, there
-from penstock.jobs.pairs import Store, make_pairs
+from penstock.jobs.pairs import Resolver, make_pairs
 from penstock.jobs.report import FailedAttempt, JobReport
 from penstock.jobs.task import Attempt, FileJob, Outcome, failure
 from penstock.options import one_of
@@ -89,7 +89,7 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
     """
     one_of("on_error", on_error, ("raise", "skip"))
     _check_counts(retries, workers)
-    store = Store(storage_options, filesystem)
+    store = Resolver(storage_options, filesystem)
     pairs = make_pairs(inputs, outputs, store)
     targets = [output for _, output in pairs]
     skipped = there(store, targets) if skip_existing else set()

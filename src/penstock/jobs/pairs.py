@@ -32,7 +32,7 @@ _FIELD = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class Resolver:
     """Where relative names and URLs lead."""
 
     storage_options: Mapping[str, Any] | None
@@ -50,7 +50,7 @@ class _Input:
     """Path below the folder or pattern it was found with; else the name."""
 
 
-def make_pairs(inputs: Any, outputs: Outputs | None, store: Store) -> list[Pair]:
+def make_pairs(inputs: Any, outputs: Outputs | None, store: Resolver) -> list[Pair]:
     """Return every (input, output), in the order of the inputs.
 
     Raises:
@@ -120,7 +120,7 @@ def _text(path: Any) -> str:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def _inputs(inputs: Any, store: Store) -> list[_Input]:
+def _inputs(inputs: Any, store: Resolver) -> list[_Input]:
     if isinstance(inputs, str | os.PathLike):
         texts = expand_braces(_text(inputs))
         # Numbered names are taken at their word: asking a store for each of them would take longer than the listing.
@@ -135,7 +135,7 @@ def _named(text: str) -> _Input:
     return _Input(text, posixpath.basename(text.replace(os.sep, "/").rstrip("/")))
 
 
-def _found(text: str, store: Store) -> list[_Input]:
+def _found(text: str, store: Resolver) -> list[_Input]:
     """Return what a single name stands for: the files of a pattern or folder, else itself."""
     fs, path = store.resolve(text)
     info = first_look(fs, path, text)
@@ -166,7 +166,7 @@ def _like(source: str, path: str, found: str) -> str:
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def _outputs(found: Sequence[_Input], outputs: Any, inputs: Any, store: Store) -> list[str]:
+def _outputs(found: Sequence[_Input], outputs: Any, inputs: Any, store: Resolver) -> list[str]:
     if callable(outputs):
         return [_text(outputs(one.path)) for one in found]
     if isinstance(outputs, str | os.PathLike):
@@ -177,7 +177,7 @@ def _outputs(found: Sequence[_Input], outputs: Any, inputs: Any, store: Store) -
     return listed
 
 
-def _from_text(found: Sequence[_Input], text: str, inputs: Any, store: Store) -> list[str]:
+def _from_text(found: Sequence[_Input], text: str, inputs: Any, store: Resolver) -> list[str]:
     numbered = expand_braces(text)
     if len(numbered) > 1:
         if len(numbered) != len(found):
@@ -202,7 +202,7 @@ def _is_single(found: Sequence[_Input], inputs: Any) -> bool:
     return len(found) == 1 and is_name
 
 
-def _is_file(text: str, store: Store) -> bool:
+def _is_file(text: str, store: Resolver) -> bool:
     """Whether outputs name one file, and not a folder: by an ending such as `.txt`, unless such a folder is there."""
     if text.endswith("/") or not posixpath.splitext(text.replace(os.sep, "/"))[1]:
         return False
@@ -233,7 +233,7 @@ def _fill(template: str, one: _Input, index: int) -> str:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _check(pairs: Sequence[Pair], store: Store) -> None:
+def _check(pairs: Sequence[Pair], store: Resolver) -> None:
     """Refuse pairs of which one would overwrite what another one reads or makes, links to folders followed."""
     places = _Places(store)
     read: dict[str, str] = {}
@@ -279,7 +279,7 @@ def _refuse_nested(read: Mapping[str, str], made: Mapping[str, str]) -> None:
 class _Places:
     """One name for one place, without asking a store; local folders are looked at once each, for links."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Resolver) -> None:
         self._store = store
         self._real = functools.cache(os.path.realpath)
 
@@ -303,7 +303,7 @@ class _Places:
         return posixpath.join(self._real(folder).replace(os.sep, "/"), name), True
 
 
-def _absolute(path: str, store: Store) -> str:
+def _absolute(path: str, store: Resolver) -> str:
     """Return a local name as a whole path, seen from the driver; names on a store stay as they are.
 
     A slash at the end stays too: it says that a folder is meant.

@@ -18,7 +18,7 @@ from penstock.jobs.files import committed, committed_url, exists, is_local, near
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.jobs.pairs import Store
+    from penstock.jobs.pairs import Resolver
 
 BACKOFF_S = 0.1
 """Pause before the second attempt; doubled for every further one. A store that says "slow down" is given time."""
@@ -30,7 +30,7 @@ class FileJob:
     """What is the same for all files."""
 
     function: Callable[[str, str], object]
-    store: Store
+    store: Resolver
     skip_existing: bool
     stage: bool
     """Whether the function gets local paths for what lies on a store."""

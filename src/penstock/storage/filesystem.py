@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
-from penstock.errors import BadFile, DatasetNotFound, PenstockError, PenstockWarning, StoreError, StoreUnavailable
+from penstock.errors import BadFile, DatasetNotFound, PenstockError, PenstockWarning, StoreUnavailable
 from penstock.storage.faults import attempt, store_error
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def not_found(fs: FileSystem, path: str) -> DatasetNotFound:
     parent, name = posixpath.split(path.rstrip("/"))
     try:
         names = [info.base_name for info in list_folder(fs, parent)]
-    except StoreError:
+    except StoreUnavailable:
         raise
     except (OSError, NotImplementedError):
         return DatasetNotFound(f"nothing at {path!r}, and no folder {parent!r} either; check the path")

@@ -1,20 +1,30 @@
 """Helpers for tests of code that uses Penstock, and of Penstock itself; part of what users install.
 
-`assert_resumes_exactly` checks any loader, `make_parquet` and `random_rows` make data, `RecordingFileSystem` and
-`DelayingFileSystem` watch or slow down what is read. Hypothesis strategies are in `penstock.testing.strategies`, which
-alone needs hypothesis. Nothing in the library imports this package.
+`assert_resumes_exactly` checks any loader, `make_parquet` and `random_rows` make data, `RecordingFileSystem`,
+`DelayingFileSystem` and `FaultyFileSystem` watch, slow down or disturb what is read. Hypothesis strategies are in
+`penstock.testing.strategies`, which alone needs hypothesis. Nothing in the library imports this package.
 """
 
 from penstock.testing.compare import assert_same, difference
 from penstock.testing.data import ODD_FILES, make_parquet, mixed, numbers, random_rows
-from penstock.testing.filesystems import DelayingFileSystem, Reads, RecordingFileSystem
+from penstock.testing.filesystems import (
+    DelayingFileSystem,
+    FaultyFileSystem,
+    Reads,
+    RecordingFileSystem,
+    ServerError,
+    TransientFaults,
+)
 from penstock.testing.resume import assert_resumes_exactly
 
 __all__ = [
     "ODD_FILES",
     "DelayingFileSystem",
+    "FaultyFileSystem",
     "Reads",
     "RecordingFileSystem",
+    "ServerError",
+    "TransientFaults",
     "assert_resumes_exactly",
     "assert_same",
     "difference",

@@ -1,13 +1,14 @@
-"""Filesystems for tests: one that records what is read, one that takes its time, as an object store does.
+"""Filesystems for tests: one records what is read, one is as slow as an object store, one fails as a store does.
 
-Both stand before any `pyarrow.fs` filesystem (the local one by default) and go to `penstock.open(..., filesystem=fs)`.
-They change no byte. The handlers may be used from many threads at once; pyarrow calls them with the GIL held, so that
+They wrap any `pyarrow.fs` filesystem (the local one by default) and go to `penstock.open(..., filesystem=fs)`. They
+change no byte. The handlers may be used from many threads at once; pyarrow calls them with the GIL held, so that
 their cost counts in benchmarks only where a delay is asked for.
 """
 
 from __future__ import annotations
 
 import io
+import random
 import threading
 import time
 from collections import defaultdict
@@ -218,6 +219,77 @@ class _Delaying(_Passing):
     def get_file_info_selector(self, selector: Any) -> Any:
         time.sleep(self.latency_s)
         return super().get_file_info_selector(selector)
+
+
+class _Faulty(_Passing):
+    def __init__(self, base: FileSystem, fault: Callable[[str], Exception | None]) -> None:
+        super().__init__(base)
+        self.fault = fault
+
+    def _request(self, path: str) -> None:
+        error = self.fault(path)
+        if error is not None:
+            raise error
+
+    def before_open(self, path: str) -> None:
+        self._request(path)
+
+    def before_read(self, path: str, start: int, stop: int) -> None:  # noqa: ARG002
+        self._request(path)
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        self._request(paths[0])
+        return super().get_file_info(paths)
+
+    def get_file_info_selector(self, selector: Any) -> Any:
+        self._request(selector.base_dir)
+        return super().get_file_info_selector(selector)
+
+
+class ServerError(Exception):
+    """An answer of a store with an HTTP status, as clients of stores raise it; `status` is 503 unless given."""
+
+    def __init__(self, message: str = "Service Unavailable", *, status: int = 503) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class TransientFaults:
+    """Decides at random which requests fail: with a time-out, a lost connection or the HTTP status 503.
+
+    Equal seeds give equal decisions to equal sequences of requests. Safe for threads.
+    """
+
+    num_raised: int
+    """Faults so far."""
+
+    def __init__(self, rate: float, *, seed: int = 0) -> None:
+        self.rate = rate
+        self.num_raised = 0
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    def __call__(self, path: str) -> Exception | None:
+        """Return the error that a request for a path ends with, or None."""
+        with self._lock:
+            if self._random.random() >= self.rate:
+                return None
+            self.num_raised += 1
+            kinds: list[type[Exception]] = [TimeoutError, ConnectionResetError, ServerError]
+            return self._random.choice(kinds)(f"request for {path} failed")
+
+
+class FaultyFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no types
+    """A filesystem whose requests (openings, reads, looks and listings) may fail.
+
+    `fault` is called with the path before each request, by any thread, and returns the error to raise, or None.
+
+    >>> fs = FaultyFileSystem(fault=TransientFaults(0.1, seed=1))
+    >>> ds = penstock.open("/data/digits", filesystem=fs)
+    """
+
+    def __init__(self, base: FileSystem | None = None, *, fault: Callable[[str], Exception | None]) -> None:
+        super().__init__(_Faulty(base or LocalFileSystem(), fault))
 
 
 class RecordingFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no types

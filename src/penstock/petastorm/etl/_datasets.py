@@ -17,6 +17,7 @@ from penstock.dataset.footers import read_footer
 from penstock.dataset.parquet import ParquetSource, open_parquet
 from penstock.petastorm.fs_utils import checked_url, normalize_dataset_url_or_urls
 from penstock.schema.stored import find_schema
+from penstock.storage.store import has_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,7 @@ def stored_schema(files: list[DataFile]) -> Unischema | None:
     """
     root = files[0].root
     beside = [DataFile(root, name, None) for name in (COMMON_METADATA, SUMMARY_METADATA)]
-    for file in [*(file for file in beside if root.fs.get_file_info(file.path).is_file), files[0]]:
+    for file in [*(file for file in beside if has_file(root.store, file.path)), files[0]]:
         found = find_schema(read_footer(file)[0].arrow.metadata, path=file.path)
         if found is not None:
             return found

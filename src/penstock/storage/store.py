@@ -1,0 +1,263 @@
+"""Read and write the bytes of files, wherever they are: the interface `Store`, and its default over any filesystem.
+
+`dataset` reads through a store and never through a filesystem, so that merging near ranges, splitting long ones,
+requests in parallel and repeated attempts are in one place. A store knows paths, byte ranges and versions, and nothing
+of Parquet or caches. Stores may wrap stores.
+
+All methods may be called from several threads. Their errors are of three kinds: `StoreUnavailable` and `StoreRefused`
+(see `faults`), and FileNotFoundError or `FileChanged` for what is gone or is another file than before.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import pyarrow as pa
+from pyarrow.fs import FileType, LocalFileSystem
+
+from penstock.errors import FileChanged
+from penstock.halt import inherited
+from penstock.storage.faults import attempt, fault_of
+from penstock.storage.filesystem import url_of
+from penstock.storage.ranges import coalesce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.storage.ranges import Range
+
+    Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
+    FileSystem = Any
+    NativeFile = Any
+
+T = TypeVar("T")
+
+MAX_GAP_BYTES = 16 << 10
+"""Bytes between two ranges are read too up to this size: a second request costs more."""
+MAX_FETCH_BYTES = 32 << 20
+"""Ranges are merged up to this size: all bytes of a request stay in memory until the last range of it is used."""
+SPLIT_BYTES = 16 << 20
+"""A longer range is read by several requests at once: one connection to a store gives some 100 MB/s."""
+_THREADS = 8
+"""Requests of one call that run at the same time."""
+
+_TAGS = (
+    "ETag", "etag", "e_tag", "md5Hash", "md5", "generation", "version_id", "VersionId", "LastModified",
+    "Last-Modified", "last_modified", "modified", "mtime", "updated", "created",
+)  # fmt: skip
+"""Names that stores give to what changes when a file does; times of reading are not among them."""
+_INODE = " inode="
+
+
+class Stat(NamedTuple):
+    """What a store knows about a file without reading it."""
+
+    size: int | None
+    """Bytes; None where the store does not know."""
+    version: str
+    """Other text for another file at the same path: entity tag or time of writing, on local disks the inode too. Empty
+    where the store has nothing of the kind."""
+
+    @property
+    def lasting_version(self) -> str:
+        """The version without what differs between hosts that see the same file: for keys of a cache."""
+        return self.version.partition(_INODE)[0]
+
+
+class Tail(NamedTuple):
+    """The last bytes of a file, and what the file is."""
+
+    data: bytes
+    size: int
+    version: str
+
+
+class Store(Protocol):
+    """Files by path, on one store."""
+
+    def url(self, path: str) -> str:
+        """Return the URL of a path, for messages."""
+
+    def stat(self, path: str) -> Stat:
+        """Return size and version of a file; FileNotFoundError where there is none. Costs one request."""
+
+    def read_ranges(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> list[Buffer]:
+        """Return the bytes of each range (start, stop), in the order given.
+
+        Near ranges are read by one request and come as slices of its bytes, long ones by several requests.
+
+        Raises:
+            FileChanged: the file has another version than `version`, or ends before a range does.
+            FileNotFoundError: there is no such file.
+        """
+
+    def read_tail(self, path: str, num_bytes: int) -> Tail:
+        """Return the last `num_bytes` bytes of a file, all of a shorter one, with its size and its version.
+
+        The version is that of the file before the bytes were read: a file replaced in between counts as changed.
+        """
+
+    def native_file(self, path: str) -> NativeFile | None:
+        """Open a file for reading by pyarrow itself where that is faster, as on local disks; None where it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystemStore:
+    """A store over any `pyarrow.fs` filesystem, those that wrap fsspec included."""
+
+    fs: FileSystem
+
+    def url(self, path: str) -> str:
+        """See `Store`."""
+        return url_of(self.fs, path)
+
+    def stat(self, path: str) -> Stat:
+        """See `Store`."""
+        return self._request(path, lambda: self._stat(path))
+
+    def native_file(self, path: str) -> NativeFile | None:
+        """See `Store`; a file on local disks."""
+        return attempt(lambda: self.fs.open_input_file(path), path) if self._is_local else None
+
+    def read_tail(self, path: str, num_bytes: int) -> Tail:
+        """See `Store`."""
+        return self._request(path, lambda: self._tail(path, num_bytes))
+
+    def read_ranges(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> list[Buffer]:
+        """See `Store`. Requests run in parallel except on local disks."""
+        fetches = coalesce(ranges, max_gap_bytes=MAX_GAP_BYTES, max_fetch_bytes=MAX_FETCH_BYTES)
+        parts = [_split(fetch.start, fetch.stop, whole=self._is_local) for fetch in fetches]
+        requests = [part for split in parts for part in split]
+
+        def read(part: Range) -> Buffer:
+            return self._request(path, lambda: self._read(path, part, version))
+
+        if len(requests) < 2 or self._is_local:
+            data = iter([read(part) for part in requests])
+        else:
+            with ThreadPoolExecutor(min(len(requests), _THREADS)) as pool:
+                data = iter(list(pool.map(inherited(read), requests)))
+        found: list[Buffer] = [None] * len(ranges)
+        for fetch, split in zip(fetches, parts, strict=True):
+            whole = _joined([next(data) for _ in split])
+            for index in fetch.members:
+                start, stop = ranges[index]
+                found[index] = whole.slice(start - fetch.start, stop - start)
+        if version is not None and not self._tells_when_opened and self.stat(path).version != version:
+            raise self._changed(path)
+        return found
+
+    def _request(self, path: str, request: Callable[[], T]) -> T:
+        """Make a request for plain bytes or facts, again if need be."""
+
+        def plain() -> T:
+            try:
+                return request()
+            except OSError as error:
+                # Nothing is decoded here, so that an error without any details is not one of the data either.
+                if error.errno is None and type(error) is OSError and fault_of(error) is None:
+                    raise ConnectionError(str(error)) from error
+                raise
+
+        return attempt(plain, self.url(path))
+
+    @property
+    def _is_local(self) -> bool:
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def _tells_when_opened(self) -> bool:
+        """Whether opening a file asks for its metadata, so that the version costs no second request."""
+        return self.fs.type_name in ("s3", "gcs", "abfs")
+
+    @property
+    def _fsspec(self) -> Any:
+        behind = getattr(getattr(self.fs, "handler", None), "fs", None)
+        return behind if hasattr(behind, "cat_file") else None
+
+    def _stat(self, path: str) -> Stat:
+        if self._is_local:
+            try:
+                found = os.stat(path)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise FileNotFoundError(f"{path} is a link to itself") from error
+                raise
+            if stat.S_ISDIR(found.st_mode):
+                raise FileNotFoundError(f"{path} is a folder")
+            return Stat(found.st_size, f"mtime={found.st_mtime_ns}{_INODE}{found.st_ino}")
+        if self._tells_when_opened:
+            with self.fs.open_input_file(path) as stream:
+                return _stat_of(stream)
+        if self._fsspec is not None:
+            told = self._fsspec.info(path)
+            if told.get("type") == "directory":
+                raise FileNotFoundError(f"{path} is a folder")
+            tags = " ".join(f"{name}={told[name]}" for name in _TAGS if told.get(name) is not None)
+            return Stat(told.get("size"), tags)
+        info = self.fs.get_file_info(path)
+        if info.type != FileType.File:
+            raise FileNotFoundError(f"{path} is not there")
+        return Stat(info.size, "" if info.mtime_ns is None else f"mtime={info.mtime_ns}")
+
+    def _tail(self, path: str, num_bytes: int) -> Tail:
+        before = None if self._tells_when_opened else self._stat(path)
+        if self._fsspec is not None and before is not None and before.size is not None:
+            start = max(0, before.size - num_bytes)
+            return Tail(bytes(self._read(path, (start, before.size), None)), before.size, before.version)
+        with self.fs.open_input_file(path) as stream:
+            size, version = int(stream.size()), (before or _stat_of(stream)).version
+            return Tail(stream.read_at(min(size, num_bytes), max(0, size - num_bytes)), size, version)
+
+    def _read(self, path: str, part: Range, version: str | None) -> Buffer:
+        """Make one request."""
+        start, stop = part
+        if self._fsspec is not None:  # not opened: fsspec's files read ahead by megabytes
+            data = pa.py_buffer(self._fsspec.cat_file(path, start=start, end=stop))
+            size = None
+        else:
+            with self.fs.open_input_file(path) as stream:
+                if version is not None and self._tells_when_opened and _stat_of(stream).version != version:
+                    raise self._changed(path)
+                stream.seek(start)
+                data, size = stream.read_buffer(stop - start), int(stream.size())
+        if data.size != stop - start:
+            size = self._stat(path).size if size is None else size
+            if size is not None and size < stop:
+                raise self._changed(path, f"it ends at byte {size}, where bytes {start} to {stop} were wanted")
+            raise ConnectionError(f"{data.size} bytes came where {stop - start} were requested")
+        return data
+
+    def _changed(self, path: str, wrong: str = "it was written again while it was read") -> FileChanged:
+        return FileChanged(f"{self.url(path)} has changed: {wrong}; open the dataset again", path=path)
+
+
+def has_file(store: Store, path: str) -> bool:
+    """Tell whether there is a file at a path. Costs one request."""
+    try:
+        store.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _stat_of(stream: Any) -> Stat:
+    told = {name.decode(): value for name, value in (stream.metadata() or {}).items()}
+    return Stat(int(stream.size()), " ".join(f"{name}={told[name]!r}" for name in _TAGS if name in told))
+
+
+def _split(start: int, stop: int, *, whole: bool) -> list[Range]:
+    """Cut a range into requests of about the same length."""
+    count = 1 if whole else max(1, -(-(stop - start) // SPLIT_BYTES))
+    edges = [start + (stop - start) * number // count for number in range(count + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def _joined(parts: list[Buffer]) -> Buffer:
+    return parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))

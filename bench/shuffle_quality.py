@@ -87,7 +87,7 @@ def correlation(index: NDArray[np.int64]) -> float:
 def measure(lanes: int, window_rows: int) -> Quality:
     """Return the figures over all seeds for one number of lanes and one window; window 0: a true permutation."""
     block = (
-        choose_lanes([ROWS] * GROUPS, row_bytes=1, window_bytes=window_rows, lanes=lanes).block
+        choose_lanes([ROWS] * GROUPS, row_bytes=1, shuffle_bytes=window_rows, lanes=lanes).block
         if window_rows
         else TOTAL
     )
@@ -172,7 +172,7 @@ How well does `shuffle=True` mix, when memory holds only a part of the dataset? 
 
 {table}
 
-A window is what `window_bytes` holds, in rows; the lines of the table are those that the rule allows (two row groups
+A window is what `shuffle_bytes` holds, in rows; the lines of the table are those that the rule allows (two row groups
 a lane).
 
 How to read it:

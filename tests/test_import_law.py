@@ -43,7 +43,10 @@ MAP = [
 LINE = {stage: line for line, stages in enumerate(MAP) for stage in stages}
 
 # (module, import) -> why it may. Only for names that annotations need and that are never imported at run time.
-TYPES_ONLY = {("display.py", "penstock.api"): "the dataset that it draws"}
+TYPES_ONLY = {
+    ("display.py", "penstock.api"): "the dataset that it draws",
+    ("options.py", "penstock.schema.transform"): "what transform= takes",
+}
 
 # Planning is pure: arrays in, arrays out. No files, clocks, threads or processes.
 PLAN_MAY_IMPORT = {"numpy", "penstock"}

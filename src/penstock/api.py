@@ -9,7 +9,8 @@ from __future__ import annotations
 import operator
 import warnings
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Literal, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,14 +29,24 @@ from penstock.engine.stages import Decode, Fold
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
 from penstock.errors import NotSorted, PenstockWarning, PlanError
-from penstock.options import MEMORY_BYTES, WINDOW_BYTES, LoaderOptions, Window, one_of
+from penstock.options import (
+    MEMORY_BYTES,
+    OPENING,
+    FrameworkKeywords,
+    LoaderKeywords,
+    LoaderOptions,
+    PlanKeywords,
+    check_keywords,
+    one_of,
+    show_keywords,
+)
 from penstock.plan.grouping import RowGrouping, WindowGrouping
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.engine.columns import Column
     from penstock.engine.loader import Make
     from penstock.engine.stages import Batch
-    from penstock.options import Function, OnError, Pool, Remainder, Shuffle, Verify
+    from penstock.options import OnError, Verify, Window
     from penstock.plan.grouping import Grouping
     from penstock.plan.plan import Plan
     from penstock.plan.windows import WindowRule, WindowTable
@@ -273,78 +284,30 @@ class Dataset:
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
-    def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
-        self,
-        *,
-        batch_size: int,
-        shuffle: Shuffle = False,
-        seed: int = 0,
-        epochs: int | None = 1,
-        drop_last: bool = False,
-        rank: int | None = None,
-        world: int | None = None,
-        remainder: Remainder = "drop",
-        transform: Function | Sequence[Function] | TransformSpec | None = None,
-        window: Window | None = None,
-        pool: Pool = "thread",
-        workers: int | None = None,
-        memory_bytes: int | None = None,
-        window_bytes: int = WINDOW_BYTES,
-        lanes: int | None = None,
-        on_error: OnError = "raise",
-        skip_limit: int | None = None,
-        pad: Any = None,
-    ) -> Loader:
+    @show_keywords(LoaderKeywords)
+    def loader(self, *, batch_size: int, **options: Unpack[LoaderKeywords]) -> Loader:
         """Return a loader of batches in one global order that can be saved and resumed at any batch.
 
-        The order depends on the dataset, the rows selected, `shuffle`, `seed`, the epoch and the window; not on ranks,
-        workers, batch size or columns. See docs/loader.md for every option.
+        The order depends on the dataset, the rows selected, `shuffle`, `seed`, the epoch and `shuffle_bytes`; not on
+        ranks, workers, batch size or columns. See docs/loader.md for every option.
 
         Args:
             batch_size: Rows of a batch on each rank.
-            shuffle: False: as stored; True: rows shuffled within the window; "groups": row groups permuted only.
-            seed: Picks the order.
-            epochs: Epochs of one pass; None for ever.
-            drop_last: Leave out a last batch that is not full.
-            rank: This process's part, with `world`; default: torch.distributed, JAX or the launcher's environment.
-            world: Number of parts.
-            remainder: Rows that do not divide by `world`: "drop", "pad" (with a mask column `_valid`) or "uneven".
-            transform: Function of the batch (a dict of columns), which may also take `rng`, `generator` (of torch) and
-                `positions`; it may add, drop and reshape columns, not rows. Or a list of such functions, called in
-                order, or a `TransformSpec`, whose function takes one row.
-            window: Windows over time instead of rows, each column with an axis of time; see `Window`.
-            pool: "thread", "process" (for transforms that hold the GIL) or "serial" (for debugging).
-            workers: Threads or processes; default: this rank's share of the cores.
-            memory_bytes: Bytes that window, reads and batches in flight may take; default 3 GiB, less on small hosts.
-            window_bytes: Shuffle window of the whole job, in bytes.
-            lanes: Lanes of the shuffled order; default: chosen to fit the window.
-            on_error: "raise", or "skip" damaged rows and list them in `Loader.skipped`.
-            skip_limit: With "skip": more skipped rows than this are an error.
-            pad: Fill value for columns of variable shape (or a dict of them), which otherwise come as lists; also for
-                those that the transform makes.
+            **options: The keys of `penstock.options.LoaderKeywords`.
 
         Raises:
             PlanError: Options that contradict each other.
-            BudgetError: Too few bytes for the window, one read and two batches; names the least.
+            BudgetError: Too few bytes for the shuffle buffer, one read and two batches; names the least.
+            TypeError: A keyword that is not an option.
         """
-        rowwise = transform if isinstance(transform, TransformSpec) else None
-        options = LoaderOptions(
-            batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, drop_last=drop_last, rank=rank,
-            world=world, remainder=remainder, transform=None if rowwise else cast("Any", transform), pool=pool,
-            workers=workers, memory_bytes=memory_bytes, window_bytes=window_bytes, lanes=lanes, on_error=on_error,
-            skip_limit=skip_limit, pad=pad,
-        )  # fmt: skip
-        if window is None and rowwise is None and self._late is None:
-            return Loader(self._facts(), options)
-        return self._special_loader(options, rowwise, window)
+        given = check_keywords(options, Dataset.loader, owner="Dataset.loader")
+        return load(self, LoaderOptions(batch_size=batch_size, **given))
 
-    def _special_loader(self, options: LoaderOptions, spec: TransformSpec | None, window: Window | None) -> Loader:
+    def _special_loader(self, options: LoaderOptions, spec: TransformSpec | None) -> Loader:
         """Return a loader of windows, of rows that a `TransformSpec` changes, or that are filtered on delivery."""
         from penstock.engine.loader import Make
 
-        read, items, fold = self, None, None
-        if window is not None and not isinstance(window, Window):
-            raise PlanError(f"window takes a penstock.Window(length, by=, max_gap=); got {window!r}")
+        read, items, fold, window = self, None, None, options.window
         if window is not None:
             table = self._window_table(window.by, window_rule(window), span=window.span_row_groups)
             given = self.schema if spec is None else transform_schema(self.schema, spec)
@@ -361,31 +324,25 @@ class Dataset:
         make = Make(options.batch_size, late=late, unseen=unseen, rowwise=rowwise, fold=fold)
         return Loader(read._facts(items), options, make)
 
-    def plan(  # noqa: PLR0913 -- mirrors `loader`
-        self,
-        *,
-        batch_size: int,
-        shuffle: Shuffle = False,
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        remainder: Remainder = "drop",
-        drop_last: bool = False,
-        window_bytes: int = WINDOW_BYTES,
-        lanes: int | None = None,
-    ) -> Plan:
-        """Return what a loader with these options would do, as a value to print; reads no data."""
+    @show_keywords(PlanKeywords)
+    def plan(self, *, batch_size: int, **options: Unpack[PlanKeywords]) -> Plan:
+        """Return what a loader with these options would do, as a value to print; reads no data.
+
+        Without `rank` and `world` it is the plan of one rank: the environment is not looked at.
+
+        Args:
+            batch_size: Rows of a batch on each rank.
+            **options: The keys of `penstock.options.PlanKeywords`.
+        """
         from penstock.engine.describe import choose_order, describe
         from penstock.plan import Cursor, Share
 
-        options = LoaderOptions(
-            batch_size=batch_size, shuffle=shuffle, seed=seed, remainder=remainder, drop_last=drop_last,
-            window_bytes=window_bytes, lanes=lanes, rank=rank, world=world,
-        )  # fmt: skip
+        given = check_keywords(options, Dataset.plan, owner="Dataset.plan")
+        chosen = LoaderOptions(batch_size=batch_size, **given)
         facts = self._facts()
-        order = choose_order(facts, options)
-        share = Share(options.rank or 0, options.world or 1, options.batch_size, remainder, drop_last)
-        return describe(facts, order, Cursor.start(0, order, len(self)), share, options)
+        order = choose_order(facts, chosen)
+        share = Share(chosen.rank or 0, chosen.world or 1, chosen.batch_size, chosen.remainder, chosen.drop_last)
+        return describe(facts, order, Cursor.start(0, order, len(self)), share, chosen)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -503,6 +460,43 @@ def window_steps(window: Window, names: Sequence[str]) -> dict[str, tuple[int, .
         for name in pick_columns(names, [listed] if isinstance(listed, str) else listed):
             steps.setdefault(name, []).append(step)
     return {name: tuple(steps[name]) for name in names if name in steps}
+
+
+def load(dataset: Dataset, options: LoaderOptions) -> Loader:
+    """Return what `Dataset.loader` returns, for options that were checked already."""
+    spec = options.transform if isinstance(options.transform, TransformSpec) else None
+    if spec is not None:
+        options = replace(options, transform=None)
+    for function in options.transforms:
+        if not callable(function):
+            found = type(function).__name__
+            raise PlanError(f"transform must be a function of the batch, or a list of such functions; got {found}")
+    if options.window is None and spec is None and dataset._late is None:
+        return Loader(dataset._facts(), options)
+    return dataset._special_loader(options, spec)
+
+
+def dataset_and_options(
+    dataset_or_url: Any, batch_size: int, options: FrameworkKeywords, *, function: Callable[..., Any], owner: str
+) -> tuple[Dataset, LoaderOptions]:
+    """Return the dataset and the checked options that a framework's loader was given.
+
+    A URL (or whatever else `penstock.open` takes) is opened; a dataset is narrowed to `columns` and `filters`.
+
+    Raises:
+        TypeError: A keyword that is not in the signature of `function`, which messages call `owner`.
+        PlanError: `storage_options` or `filesystem` for a dataset that is open already.
+    """
+    given = check_keywords(options, function, owner=owner)
+    opening = {name: value for name in OPENING if (value := given.pop(name, None)) is not None}
+    checked = LoaderOptions(batch_size=batch_size, **given)
+    if not isinstance(dataset_or_url, Dataset):
+        return open(dataset_or_url, **opening), checked
+    dataset, columns, filters = dataset_or_url, opening.pop("columns", None), opening.pop("filters", None)
+    for name in opening:
+        raise PlanError(f"{name}= is for opening a URL; the dataset is open already: give it to penstock.open")
+    dataset = dataset if filters is None else dataset.where(filters)
+    return dataset if columns is None else dataset.select(columns), checked
 
 
 def make_loader(ds: Dataset, options: LoaderOptions, make: Make, items: Grouping) -> Loader:

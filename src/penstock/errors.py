@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -228,6 +229,18 @@ class PenstockWarning(UserWarning):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+class PenstockDeprecationWarning(PenstockWarning, DeprecationWarning):
+    """A name that still works and will be removed; the message names the new one."""
+
+
+def users_level() -> int:
+    """Return the `stacklevel` with which a warning of the caller points to the first line outside of this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "penstock":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def close_names(name: str, names: Iterable[str]) -> str:

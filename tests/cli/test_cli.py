@@ -80,8 +80,8 @@ def test_head_of_nothing(table: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_plan_prints_the_plan_of_the_dataset(table: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = output(capsys, "plan", table, "--batch-size", "8", "--world", "2", "--shuffle", "--window-bytes", "2KiB")
-    want = penstock.open(table).plan(batch_size=8, world=2, shuffle=True, window_bytes=2048)
+    text = output(capsys, "plan", table, "--batch-size", "8", "--world", "2", "--shuffle", "--shuffle-bytes", "2KiB")
+    want = penstock.open(table).plan(batch_size=8, world=2, shuffle=True, shuffle_bytes=2048)
     assert text == f"{want}\n"
 
 

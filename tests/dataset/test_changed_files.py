@@ -116,7 +116,7 @@ def test_a_file_that_has_lost_its_footer_is_changed_not_damaged(tmp_path):
 @pytest.mark.parametrize("make", [dict, lambda: {"cache": MemoryCache(10**7)}], ids=["plain", "cached"])
 def test_a_touch_does_not_end_a_run(tmp_path, make):
     ds = penstock.open(write_three(tmp_path), **make())
-    with ds.loader(batch_size=4, epochs=3, memory_bytes=2000, window_bytes=200) as loader:
+    with ds.loader(batch_size=4, epochs=3, memory_bytes=2000, shuffle_bytes=200) as loader:
         got = []
         for batch in loader:
             got.extend(batch["id"].tolist())

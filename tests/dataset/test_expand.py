@@ -163,8 +163,8 @@ class TestLoader:
             pq.write_table(pa.table({"x": pa.array(rows)}), tmp_path / f"{number}.parquet", use_dictionary=False)
         ds = penstock.open(tmp_path)
         with pytest.raises(BudgetError) as error:
-            ds.loader(batch_size=4, shuffle=True, memory_bytes=16 << 20, window_bytes=1 << 20)
-        with ds.loader(batch_size=4, shuffle=True, memory_bytes=error.value.least, window_bytes=1 << 20) as loader:
+            ds.loader(batch_size=4, shuffle=True, memory_bytes=16 << 20, shuffle_bytes=1 << 20)
+        with ds.loader(batch_size=4, shuffle=True, memory_bytes=error.value.least, shuffle_bytes=1 << 20) as loader:
             assert sum(len(batch["x"]) for batch in loader) == 800
 
     @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -174,7 +174,7 @@ class TestLoader:
             pq.write_table(pa.table({"x": [word] * 1000}), tmp_path / f"{number}.parquet")
         ds = penstock.open(tmp_path, on_error=on_error)
         forget_sizes(ds._source)
-        loader = ds.loader(batch_size=10, memory_bytes=16 << 20, window_bytes=1 << 20, on_error=on_error)
+        loader = ds.loader(batch_size=10, memory_bytes=16 << 20, shuffle_bytes=1 << 20, on_error=on_error)
         with loader, pytest.raises(BudgetError, match=r"5\.parquet, row group 0"):
             list(loader)
 
@@ -182,5 +182,5 @@ class TestLoader:
         # Pinned: what a run of an older version has chosen.
         for number in range(32):
             pq.write_table(pa.table(COLUMNS), tmp_path / f"{number:02}.parquet", row_group_size=200)
-        loader = penstock.open(tmp_path).loader(batch_size=16, shuffle=True, window_bytes=8 << 20)
+        loader = penstock.open(tmp_path).loader(batch_size=16, shuffle=True, shuffle_bytes=8 << 20)
         assert (loader.state_dict()["lanes"], loader.state_dict()["block"]) == (48, 305)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS = 40_000
-SMALL: dict[str, Any] = {"row_group_bytes": 1 << 14, "window_bytes": 1 << 17}
+SMALL: dict[str, Any] = {"row_group_bytes": 1 << 14, "shuffle_bytes": 1 << 17}
 """Everything 1,000 times smaller than in life: row groups of 16 KiB (1,024 rows), a window of 128 KiB."""
 
 
@@ -187,7 +187,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 def test_the_command_prints_text_or_json_and_tells_by_its_status(tmp_path: Path, capsys: Any) -> None:
     good, bad = str(make(tmp_path / "good", 1000)), str(make(tmp_path / "bad", 20_000))
-    sizes = ["--row-group-bytes", "16KiB", "--window-bytes", "128KiB", "--world", "1"]
+    sizes = ["--row-group-bytes", "16KiB", "--shuffle-bytes", "128KiB", "--world", "1"]
     assert main(["doctor", good, *sizes]) == 0
     assert "nothing is wrong" in capsys.readouterr().out
     assert main(["doctor", bad, *sizes]) == 3
@@ -237,32 +237,32 @@ def test_the_cure_keeps_its_promise(tmp_path: Path, kind: str, world: int, group
     rows = np.arange(ROWS)
     table = pa.table({"id": rows, **TABLES[kind](rows)})
     pq.write_table(table, tmp_path / "d" / "a.parquet", row_group_size=group_rows, write_statistics=False)
-    options = {"world": world, "row_group_bytes": 1 << 14, "window_bytes": 1 << 16}
+    options = {"world": world, "row_group_bytes": 1 << 14, "shuffle_bytes": 1 << 16}
     report = examine(tmp_path / "d", **options)
     assert "no-statistics" in codes(report)
     again = examine(cured(report, tmp_path / "out"), **options)
     assert again.findings == (), (str(report), str(again))
 
 
-def read_factor(path: Path, world: int, lanes: int | None, window_bytes: int) -> float:
+def read_factor(path: Path, world: int, lanes: int | None, shuffle_bytes: int) -> float:
     plan = penstock.open(path).plan(
-        batch_size=256, world=world, shuffle=True, lanes=lanes, window_bytes=window_bytes, seed=0
+        batch_size=256, world=world, shuffle=True, lanes=lanes, shuffle_bytes=shuffle_bytes, seed=0
     )
     return plan.read_factor
 
 
-@pytest.mark.parametrize("window_bytes", [1 << 16, 1 << 17, 1 << 30])
-def test_what_ranks_read_after_the_cure_is_what_was_said(tmp_path: Path, window_bytes: int) -> None:
+@pytest.mark.parametrize("shuffle_bytes", [1 << 16, 1 << 17, 1 << 30])
+def test_what_ranks_read_after_the_cure_is_what_was_said(tmp_path: Path, shuffle_bytes: int) -> None:
     (tmp_path / "d").mkdir()
     table = {"id": np.arange(20_000), "x": np.arange(20_000) / 3, "y": np.arange(20_000) / 7}
     labels = np.repeat(["a", "b", "c", "d"], 5000)
     pq.write_table(pa.table({**table, "label": labels}), tmp_path / "d" / "a.parquet", row_group_size=10_000)
-    report = examine(tmp_path / "d", row_group_bytes=16 << 10, window_bytes=window_bytes)
+    report = examine(tmp_path / "d", row_group_bytes=16 << 10, shuffle_bytes=shuffle_bytes)
     [few] = [finding for finding in report.findings if finding.code == "few-row-groups"]
     lanes = 8 if "lanes=8" in few.cure else 16 if "lanes=16" in few.cure else 24 if "lanes=24" in few.cure else None
-    found = read_factor(cured(report, tmp_path / "out"), 8, lanes, window_bytes)
+    found = read_factor(cured(report, tmp_path / "out"), 8, lanes, shuffle_bytes)
     assert found <= few.numbers["read_factor_rewritten"] * 1.05
-    assert examine(tmp_path / "out", row_group_bytes=16 << 10, window_bytes=window_bytes).findings == ()
+    assert examine(tmp_path / "out", row_group_bytes=16 << 10, shuffle_bytes=shuffle_bytes).findings == ()
 
 
 def test_the_default_options_make_no_dataset_worse(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_tiny_files_become_good_row_groups(tmp_path: Path) -> None:
 def test_a_label_that_is_a_folder(tmp_path: Path, rows: int) -> None:
     columns = {"label": np.repeat(np.arange(4), rows // 4), "x": np.random.default_rng(0).random(rows)}
     penstock.write(columns, tmp_path / "d", partition_by=["label"], row_group_bytes=64 << 10)
-    options = {"row_group_bytes": 64 << 10, "window_bytes": 256 << 10}
+    options = {"row_group_bytes": 64 << 10, "shuffle_bytes": 256 << 10}
     report = examine(tmp_path / "d", **options)
     assert "sorted-by-label" in codes(report)
     assert "--partition-by '' --shuffle" in (report.rewrite_command or "")

@@ -31,7 +31,7 @@ def advice(ds, **options):
 
 
 def test_a_plan_is_what_its_loader_does(ds):
-    options = {"batch_size": 8, "shuffle": True, "seed": 3, "lanes": 6, "window_bytes": 4000, "remainder": "pad"}
+    options = {"batch_size": 8, "shuffle": True, "seed": 3, "lanes": 6, "shuffle_bytes": 4000, "remainder": "pad"}
     for rank in range(3):
         planned = ds.plan(rank=rank, world=3, **options)
         with ds.loader(rank=rank, world=3, **options) as loader:
@@ -70,20 +70,20 @@ def test_planning_reads_no_data(tmp_path):
 
 
 def test_ranks_that_do_not_divide_the_lanes_are_told_which_would(ds):
-    [one] = advice(ds, batch_size=8, shuffle=True, world=3, rank=1, lanes=4, window_bytes=1000)
+    [one] = advice(ds, batch_size=8, shuffle=True, world=3, rank=1, lanes=4, shuffle_bytes=1000)
     assert one.category is PenstockWarning
     assert "read 3.00 times the bytes needed: 3 ranks do not divide 4 lanes; start the run with lanes=3" in str(
         one.message
     )
     assert one.filename == __file__  # the line that made the loader
-    better = advice(ds, batch_size=8, shuffle=True, world=3, rank=1, lanes=3, window_bytes=1 << 20)
+    better = advice(ds, batch_size=8, shuffle=True, world=3, rank=1, lanes=3, shuffle_bytes=1 << 20)
     assert not any("bytes needed" in str(warning.message) for warning in better)
 
 
 def test_a_batch_from_few_row_groups_is_told(ds):
-    [one] = advice(ds, batch_size=64, shuffle=True, lanes=1, window_bytes=1000)
+    [one] = advice(ds, batch_size=64, shuffle=True, lanes=1, shuffle_bytes=1000)
     assert "a batch draws from about 3 chunks only" in str(one.message)
-    assert "larger window_bytes or more lanes" in str(one.message)
+    assert "larger shuffle_bytes or more lanes" in str(one.message)
 
 
 @pytest.mark.parametrize("shuffle", [False, "groups", True])
@@ -187,13 +187,13 @@ def test_too_little_memory_names_the_largest_row_group(tmp_path):
 
 
 def test_a_state_that_needs_more_memory_is_refused_and_changes_nothing(ds):
-    with ds.loader(batch_size=8, shuffle=True, window_bytes=1 << 20) as wide:
+    with ds.loader(batch_size=8, shuffle=True, shuffle_bytes=1 << 20) as wide:
         it = iter(wide)
         next(it)
         state = save(wide)
     with pytest.raises(BudgetError) as caught:
-        ds.loader(batch_size=8, shuffle=True, window_bytes=1, lanes=1, memory_bytes=1)
-    with ds.loader(batch_size=8, shuffle=True, window_bytes=1, lanes=1, memory_bytes=caught.value.least) as loader:
+        ds.loader(batch_size=8, shuffle=True, shuffle_bytes=1, lanes=1, memory_bytes=1)
+    with ds.loader(batch_size=8, shuffle=True, shuffle_bytes=1, lanes=1, memory_bytes=caught.value.least) as loader:
         before = save(loader)
         with pytest.raises(BudgetError, match="need at least"):
             loader.load_state_dict(state)
@@ -222,7 +222,7 @@ def test_rank_and_world_come_from_the_launcher_and_are_said_once(ds, monkeypatch
 
 def test_the_plan_names_the_memory_that_the_loader_demands(ds):
     some = ds.where([("id", ">", 30)])
-    options = {"batch_size": 8, "shuffle": True, "lanes": 4, "window_bytes": 2000}
+    options = {"batch_size": 8, "shuffle": True, "lanes": 4, "shuffle_bytes": 2000}
     least = some.plan(**options).least_memory_bytes
     some.loader(memory_bytes=least, **options).close()
     with pytest.raises(BudgetError) as caught:

@@ -65,7 +65,7 @@ def options(draw, ds):
     if shuffle is True:
         found |= {
             "lanes": draw(st.sampled_from([1, 2, 3, 8])),
-            "window_bytes": draw(st.sampled_from([1, 600, 1 << 30])),
+            "shuffle_bytes": draw(st.sampled_from([1, 600, 1 << 30])),
         }
     if draw(st.booleans()):
         found["memory_bytes"] = tightest(ds, **found) + draw(st.sampled_from([0, 500, 3000]))
@@ -130,7 +130,7 @@ def test_a_full_shelf_keeps_what_it_has_and_the_rest_is_read_again(tmp_path):
 
 def test_slots_are_used_again_and_never_twice_at_once(tmp_path):
     ds = penstock.open(make_parquet(tmp_path, [[10] * 30], columns=narrow))
-    how = {"batch_size": 4, "shuffle": True, "lanes": 2, "window_bytes": 1, "epochs": 4}
+    how = {"batch_size": 4, "shuffle": True, "lanes": 2, "shuffle_bytes": 1, "epochs": 4}
     how["memory_bytes"] = tightest(ds, **how)
     plain, _ = batches_with(ds, NO_ARENA, **how)
     for workers in (1, 2, 5):
@@ -219,7 +219,7 @@ def test_what_fits_is_read_once(tmp_path, shuffle):
 def test_views_of_chunks_change_nothing(data):
     with dataset(data.draw(groups), columns=narrow) as ds:
         how = {**data.draw(options(ds)), "shuffle": data.draw(st.sampled_from([False, "groups"]))}
-        for name in ("lanes", "window_bytes", "memory_bytes"):
+        for name in ("lanes", "shuffle_bytes", "memory_bytes"):
             how.pop(name, None)
         plain, _ = batches_with(ds, [(gather.Runs, "single_run", lambda self: None)], **how)
         fast, _ = batches_with(ds, [(loader, "_RETAIN_SHARE", 0.0)], **how)

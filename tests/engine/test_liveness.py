@@ -177,7 +177,7 @@ def test_processes_end_when_their_parent_is_killed(data, tmp_path):
 @pytest.mark.parametrize("pool", ["thread", "serial"])
 def test_keeping_every_batch_never_hangs_however_small_the_budget(data, pool, shuffle):
     ds = penstock.open(data)
-    options = {"batch_size": 3, "shuffle": shuffle, "window_bytes": 500, "epochs": 2, "pool": pool, "workers": 2}
+    options = {"batch_size": 3, "shuffle": shuffle, "shuffle_bytes": 500, "epochs": 2, "pool": pool, "workers": 2}
     for _ in range(depth(5, 50)):
         with ds.loader(memory_bytes=tightest(ds, **options), **options) as loader:
             assert sorted(ids(loader)) == sorted([*range(400)] * 2)
@@ -185,7 +185,7 @@ def test_keeping_every_batch_never_hangs_however_small_the_budget(data, pool, sh
 
 def test_keeping_every_batch_of_processes(data):
     ds = penstock.open(data)
-    options = {"batch_size": 3, "shuffle": True, "window_bytes": 500, "pool": "process", "workers": 1}
+    options = {"batch_size": 3, "shuffle": True, "shuffle_bytes": 500, "pool": "process", "workers": 1}
     with ds.loader(memory_bytes=tightest(ds, **options), **options) as loader:
         assert sorted(ids(loader)) == [*range(400)]
 

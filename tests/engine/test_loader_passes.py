@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.engine.passes import users_level
-from penstock.errors import LoaderClosed, PenstockWarning, PlanError
+from penstock.errors import LoaderClosed, PenstockWarning, PlanError, users_level
 from tests.engine.make import dataset
 
 FILES = [[5, 1, 8], [3], [2, 13, 1, 4], [7, 7]]
@@ -151,6 +150,6 @@ def test_several_threads_get_every_batch_once_and_all_of_them_the_end(workers):
 def test_a_warning_names_the_line_of_the_user():
     with dataset(FILES) as ds, warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        ds.loader(batch_size=4, shuffle=True, window_bytes=100).close()
+        ds.loader(batch_size=4, shuffle=True, shuffle_bytes=100).close()
     assert {one.filename for one in seen if issubclass(one.category, PenstockWarning)} == {__file__}
     assert users_level() == 1

@@ -95,7 +95,7 @@ def test_pictures_within_the_budget(pictures, pool, shuffle):
     budget = 512 * MB // SCALE
     window = 200 * MB // SCALE
     found = weigh(
-        pictures, batch_size=32, shuffle=shuffle, pool=pool, memory_bytes=budget, window_bytes=window, workers=2
+        pictures, batch_size=32, shuffle=shuffle, pool=pool, memory_bytes=budget, shuffle_bytes=window, workers=2
     )
     assert found["peak_bytes"] < ALLOWED * budget
 
@@ -107,7 +107,7 @@ def test_large_rows_within_the_budget(large_rows, pool, shuffle):
     budget = 1024 * MB // SCALE
     window = 200 * MB // SCALE
     found = weigh(
-        large_rows, batch_size=4, shuffle=shuffle, pool=pool, memory_bytes=budget, window_bytes=window, workers=2
+        large_rows, batch_size=4, shuffle=shuffle, pool=pool, memory_bytes=budget, shuffle_bytes=window, workers=2
     )
     assert found["peak_bytes"] < ALLOWED * budget
 
@@ -115,7 +115,7 @@ def test_large_rows_within_the_budget(large_rows, pool, shuffle):
 @needs_proc
 def test_the_least_that_an_error_names_is_enough(large_rows):
     ds = penstock.open(large_rows)
-    options = {"batch_size": 4, "shuffle": True, "window_bytes": 200 * MB // SCALE, "workers": 2}
+    options = {"batch_size": 4, "shuffle": True, "shuffle_bytes": 200 * MB // SCALE, "workers": 2}
     least = tightest(ds, **options)
     assert least > 5 * 64 * MB // SCALE  # a window of two row groups, one read of three, two batches
     found = weigh(large_rows, memory_bytes=least, **options)
@@ -147,7 +147,7 @@ def skewed(request, tmp_path):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_row_groups_that_stand_out_are_within_the_budget_or_refused(skewed, shuffle):
     data, fits = skewed
-    options = {"batch_size": 16, "shuffle": shuffle, "memory_bytes": 64 * MB, "window_bytes": 8 * MB, "workers": 2}
+    options = {"batch_size": 16, "shuffle": shuffle, "memory_bytes": 64 * MB, "shuffle_bytes": 8 * MB, "workers": 2}
     found = weigh(data, head=False, **options)
     assert found["peak_bytes"] < ALLOWED * 64 * MB
     assert (found["refused"] is None) == fits
@@ -168,7 +168,7 @@ def test_too_large_for_the_budget_is_an_error_that_names_the_least(large_rows, o
 @pytest.mark.parametrize(("pool", "memory"), [("thread", 64 * MB), ("thread", 4 * MB), ("process", 64 * MB)])
 def test_memory_does_not_grow_from_epoch_to_epoch(table, pool, memory, shuffle):
     epochs = depth(6, 20)
-    data, options = str(table), {"batch_size": 1000, "window_bytes": MB, "workers": 2}
+    data, options = str(table), {"batch_size": 1000, "shuffle_bytes": MB, "workers": 2}
     found = weigh(data, epochs, shuffle=shuffle, pool=pool, memory_bytes=memory, **options)["after_epoch"]
     assert found[-1] - found[2] < (epochs - 3) * MB, [one // 1024 for one in found]
 

@@ -25,7 +25,7 @@ def orders(draw):
     options = {"shuffle": draw(st.sampled_from([*KINDS, True])), "seed": draw(st.sampled_from([0, 7, 2**64 - 1]))}
     if options["shuffle"] is True:
         options["lanes"] = draw(st.none() | st.integers(1, 9))
-        options["window_bytes"] = draw(st.sampled_from([1, 500, 2000, 1 << 30]))
+        options["shuffle_bytes"] = draw(st.sampled_from([1, 500, 2000, 1 << 30]))
     return options
 
 
@@ -114,7 +114,7 @@ def test_a_state_of_any_step_resumes_with_another_world_and_other_means(data):
             seen = seen.select(["id"]) if data.draw(st.booleans()) else seen
             other = {**order, **means(data.draw)}
             if state is not None:  # whose lanes and block count, not those of the window given here
-                other |= {"window_bytes": data.draw(st.sampled_from([1, 1 << 20])), "tight": False}
+                other |= {"shuffle_bytes": data.draw(st.sampled_from([1, 1 << 20])), "tight": False}
             other = fitted(seen, world, batch_size=size, remainder="uneven", **other)
             streams, states = run_ranks(seen, world=world, take=take, state=state, **other)
             got += deal([ids(stream) for stream in streams])
@@ -168,7 +168,7 @@ def numbers_ds(tmp_path_factory):
 @pytest.mark.parametrize("shuffle", KINDS)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_processes_give_what_threads_give(numbers_ds, shuffle, workers):
-    options = {"batch_size": 4, "shuffle": shuffle, "lanes": 3 if shuffle is True else None, "window_bytes": 256}
+    options = {"batch_size": 4, "shuffle": shuffle, "lanes": 3 if shuffle is True else None, "shuffle_bytes": 256}
     with (
         numbers_ds.loader(**options) as threads,
         numbers_ds.loader(pool="process", workers=workers, **options) as processes,
@@ -378,7 +378,7 @@ def mixed_ds(tmp_path_factory):
 @pytest.mark.parametrize("shuffle", KINDS)
 @pytest.mark.parametrize("pool", ["thread", "serial"])
 def test_loaders_resume_exactly_at_every_step(mixed_ds, pool, shuffle, remainder):
-    options = {"lanes": 3, "window_bytes": 800} if shuffle is True else {}
+    options = {"lanes": 3, "shuffle_bytes": 800} if shuffle is True else {}
     share = {"rank": 1, "world": 3, "remainder": remainder}
     assert (
         assert_resumes_exactly(

@@ -95,7 +95,7 @@ def test_nothing_delivered_is_said_and_not_an_error(ds):
         ({"stages": (0.0, 0.001, 0.018), "has_transform": True, "pool": "process"}, "finish", "on the device"),
         ({"stages": (0.001, 0.001, 0.001)}, "room", "85% of the 2 workers"),
         ({"wait": 0.001, "stages": (0.0, 0.0001, 0.0002)}, "passing", "larger batches"),
-        ({"wait": [2.0, *[0.0] * 199], "own": 0.01}, "start", "window_bytes"),
+        ({"wait": [2.0, *[0.0] * 199], "own": 0.01}, "start", "shuffle_bytes"),
     ],
 )
 def test_each_cause_has_its_name_and_one_line_of_advice(changes, bottleneck, hint):

@@ -274,7 +274,7 @@ def test_every_row_group_is_read_once_over_three_epochs(tmp_path, pool, shuffle)
     data = make_parquet(tmp_path / "data", [[50] * 20, [50] * 20])
     files = RecordingFileSystem()
     ds = penstock.open(str(data), filesystem=files)
-    with ds.loader(batch_size=16, shuffle=shuffle, pool=pool, epochs=3, window_bytes=5000, workers=2) as loader:
+    with ds.loader(batch_size=16, shuffle=shuffle, pool=pool, epochs=3, shuffle_bytes=5000, workers=2) as loader:
         files.reads.clear()
         for _ in loader:
             pass
@@ -287,7 +287,7 @@ def test_resume_reads_no_row_group_outside_of_the_window(tmp_path, pool):
     data = make_parquet(tmp_path / "data", [[100] * 100, [100] * 100])
     files = RecordingFileSystem()
     ds = penstock.open(str(data), filesystem=files)
-    options = {"batch_size": 64, "shuffle": True, "seed": 3, "window_bytes": 30_000, "pool": pool, "workers": 2}
+    options = {"batch_size": 64, "shuffle": True, "seed": 3, "shuffle_bytes": 30_000, "pool": pool, "workers": 2}
     with ds.loader(memory_bytes=tightest(ds, **options), **options) as loader:
         loader.load_state_dict(state := {**loader.state_dict(), "position": 18_000})
         files.reads.clear()

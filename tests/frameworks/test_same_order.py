@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_batches_everywhere(ds, shuffle, world):
 
 
 def test_windows_of_lanes_are_the_same_too(ds):
-    options = {"batch_size": 16, "shuffle": True, "lanes": 2, "window_bytes": 40_000}
+    options = {"batch_size": 16, "shuffle": True, "lanes": 2, "shuffle_bytes": 40_000}
     plain = batches("numpy", ds, **options)
     assert [i for batch in plain for i in batch["id"].tolist()] != list(range(ROWS))
     for framework in ("torch", "tensorflow", "jax"):

@@ -174,7 +174,7 @@ def test_the_report_counts_what_the_user_waits_for(data, device):
 @pytest.mark.parametrize("make", [loader, Batches])
 def test_a_wrong_keyword_names_the_function_and_the_right_one(data, make):
     name = f"penstock.torch.{make.__name__}"
-    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'num_workers'.*workers= says"):
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'num_workers'.*workers= sets"):
         make(data, batch_size=4, num_workers=2)
     with pytest.raises(TypeError, match=rf"{name}\(\).*'shufle'; did you mean 'shuffle'"):
         make(data, batch_size=4, shufle=True)
@@ -271,8 +271,8 @@ def test_options_that_leave_pictures_alone_are_not_in_the_way():
 def test_a_warning_of_the_plan_names_the_line_of_the_user(data):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        loader(data, batch_size=4, shuffle=True, lanes=1, window_bytes=10).close()
-        Batches(data, batch_size=4, shuffle=True, lanes=1, window_bytes=10)
+        loader(data, batch_size=4, shuffle=True, lanes=1, shuffle_bytes=10).close()
+        Batches(data, batch_size=4, shuffle=True, lanes=1, shuffle_bytes=10)
     assert [one.filename for one in seen if issubclass(one.category, PenstockWarning)] == [__file__] * 2
 
 

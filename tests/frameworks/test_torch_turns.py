@@ -34,7 +34,7 @@ def cases(draw):
         "pool": "serial",
     }
     if options["shuffle"] is True:
-        options |= {"lanes": draw(st.integers(1, 5)), "window_bytes": 500}
+        options |= {"lanes": draw(st.integers(1, 5)), "shuffle_bytes": 500}
     return options, draw(st.integers(1, 5)), draw(st.integers(0, 30)), draw(st.integers(0, 30))
 
 

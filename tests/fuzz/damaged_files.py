@@ -134,7 +134,7 @@ def _use(folder: Path, problems: Problems, *, sound: int, way: str = "") -> None
 
     def load(on_error: str, kept: MemoryCache | None = None, **more: object) -> None:
         ds = penstock.open(folder, on_error=on_error, cache=kept)
-        options = {"batch_size": 16, "memory_bytes": BUDGET, "window_bytes": 8 << 20, "workers": 1, **more}
+        options = {"batch_size": 16, "memory_bytes": BUDGET, "shuffle_bytes": 8 << 20, "workers": 1, **more}
         with ds.loader(on_error=on_error, **options) as loader:
             rows = sum(len(next(iter(batch.values()))) for batch in loader if batch)
         assert on_error == "raise" or rows >= sound, f"{rows} rows came where the sound file has {sound}"

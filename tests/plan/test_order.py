@@ -106,7 +106,7 @@ def test_seeds_at_the_ends_are_accepted():
 @pytest.mark.parametrize("lanes", [0, -1, 2**20 + 1, 2.0, True])
 def test_lanes_that_cannot_be_are_refused(lanes):
     with pytest.raises(PlanError, match="lanes must be an integer from 1"):
-        choose_lanes([3], row_bytes=8, window_bytes=100, lanes=lanes)
+        choose_lanes([3], row_bytes=8, shuffle_bytes=100, lanes=lanes)
 
 
 def test_orders_that_cannot_be_are_refused():
@@ -121,15 +121,15 @@ def test_orders_that_cannot_be_are_refused():
 @given(
     counts=st.lists(st.integers(0, 100), max_size=60) | st.integers(1, 4000).map(lambda n: [1000] * n),
     row_bytes=st.integers(1, 5000),
-    window_bytes=st.integers(1, 10**8) | st.just(1 << 30),
+    shuffle_bytes=st.integers(1, 10**8) | st.just(1 << 30),
     lanes=st.none() | st.integers(1, 900),
 )
 @settings(max_examples=depth(50, 1000), deadline=None)
-def test_lanes_follow_the_rule(counts, row_bytes, window_bytes, lanes):
+def test_lanes_follow_the_rule(counts, row_bytes, shuffle_bytes, lanes):
     rows = [n for n in counts if n]
-    total, w = sum(rows), window_bytes // row_bytes
+    total, w = sum(rows), shuffle_bytes // row_bytes
     typical = -(-sum(n * n for n in rows) // total) if total else 0
-    got = choose_lanes(counts, row_bytes=row_bytes, window_bytes=window_bytes, lanes=lanes)
+    got = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=shuffle_bytes, lanes=lanes)
     if lanes is None and total <= min(w, 2**20):
         assert got == (1, max(1, total))
         return
@@ -145,7 +145,7 @@ def test_typical_rows_do_not_overflow():
 
 
 def test_rows_of_a_fraction_of_a_byte_count_as_one():
-    assert choose_lanes([10], row_bytes=0.125, window_bytes=10, lanes=None) == (1, 10)
-    assert choose_lanes([10], row_bytes=0, window_bytes=10, lanes=None) == (1, 10)
-    with pytest.raises(PlanError, match="window_bytes must be at least 1"):
-        choose_lanes([10], row_bytes=1, window_bytes=0, lanes=None)
+    assert choose_lanes([10], row_bytes=0.125, shuffle_bytes=10, lanes=None) == (1, 10)
+    assert choose_lanes([10], row_bytes=0, shuffle_bytes=10, lanes=None) == (1, 10)
+    with pytest.raises(PlanError, match="shuffle_bytes must be at least 1"):
+        choose_lanes([10], row_bytes=1, shuffle_bytes=0, lanes=None)

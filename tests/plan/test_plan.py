@@ -14,28 +14,28 @@ from tests.depth import depth
 from tests.plan.cases import cases
 
 
-def plan_of(counts, *, world=1, row_bytes=1000, window_bytes=1 << 30, lanes=None, remainder="drop", kind="lanes"):
+def plan_of(counts, *, world=1, row_bytes=1000, shuffle_bytes=1 << 30, lanes=None, remainder="drop", kind="lanes"):
     counts = np.asarray(counts)
-    chosen = choose_lanes(counts, row_bytes=row_bytes, window_bytes=window_bytes, lanes=lanes)
+    chosen = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=shuffle_bytes, lanes=lanes)
     order = Order(kind, 7, *(chosen if kind == "lanes" else ()))
     return make_plan(
         counts,
         order=order,
         cursor=Cursor.start(0, order, int(counts.sum())),
         share=Share(0, world, 256, remainder, False),
-        sizes=Sizes(row_bytes, row_bytes, 2 * row_bytes, window_bytes),
+        sizes=Sizes(row_bytes, row_bytes, 2 * row_bytes, shuffle_bytes),
         least_memory=lambda plan: plan.window_rows() * row_bytes,
     )
 
 
 def test_a_plan_prints_what_will_happen():
-    plan = plan_of([1000] * 1000, world=5, row_bytes=1100, window_bytes=1 << 28, lanes=50)
+    plan = plan_of([1000] * 1000, world=5, row_bytes=1100, shuffle_bytes=1 << 28, lanes=50)
     assert str(plan).splitlines() == [
         "Plan",
         "  rows     1,000,000 in 1,000 chunks",
         "  order    lanes-1: rows shuffled over 50 lanes in blocks of 3,880 rows, seed 7",
         "  steps    782 on each of 5 ranks: batches of 256 rows",
-        "  window   256.0 MiB for the job, at most 52.5 MiB on this rank",
+        "  buffer   256.0 MiB for the job, at most 52.5 MiB on this rank",
         "  reads    1.000 bytes by all ranks for each byte needed",
         "  mixing   a batch of this rank draws from about 46 chunks",
         "  memory   at least 52.5 MiB on this rank",
@@ -87,7 +87,7 @@ def named_lanes(warning):
 @pytest.mark.parametrize("row_bytes", [100, 50_000])
 def test_the_lanes_that_are_named_do_fit(world, num_chunks, row_bytes):
     counts = np.random.default_rng(num_chunks).integers(1, 500, num_chunks)
-    plan = plan_of(counts, world=world, row_bytes=row_bytes, window_bytes=1 << 27)
+    plan = plan_of(counts, world=world, row_bytes=row_bytes, shuffle_bytes=1 << 27)
     reads = [w for w in plan.warnings if "times the bytes needed" in w]
     assert bool(reads) == (plan.read_factor > 1.2)
     if not reads:
@@ -95,9 +95,9 @@ def test_the_lanes_that_are_named_do_fit(world, num_chunks, row_bytes):
     if "no number of lanes helps" in reads[0]:
         assert num_chunks < world
         return
-    found = re.search(r"lanes=(\d+)(?: and window_bytes=(\d+) << 20)?", reads[0])
-    window_bytes = int(found[2]) << 20 if found[2] else 1 << 27
-    better = plan_of(counts, world=world, row_bytes=row_bytes, window_bytes=window_bytes, lanes=int(found[1]))
+    found = re.search(r"lanes=(\d+)(?: and shuffle_bytes=(\d+) << 20)?", reads[0])
+    shuffle_bytes = int(found[2]) << 20 if found[2] else 1 << 27
+    better = plan_of(counts, world=world, row_bytes=row_bytes, shuffle_bytes=shuffle_bytes, lanes=int(found[1]))
     assert int(found[1]) % world == 0
     if "only lowers it to" in reads[0]:
         assert num_chunks < 8 * world
@@ -107,7 +107,7 @@ def test_the_lanes_that_are_named_do_fit(world, num_chunks, row_bytes):
 
 
 def test_a_poorly_mixed_batch_is_told():
-    plan = plan_of([50_000] * 40, row_bytes=2000, window_bytes=1 << 28)
+    plan = plan_of([50_000] * 40, row_bytes=2000, shuffle_bytes=1 << 28)
     assert [w for w in plan.warnings if re.search(r"from about \d chunks only.*smaller row groups", w)]
 
 
@@ -116,7 +116,7 @@ def test_a_true_permutation_is_never_called_poorly_mixed():
 
 
 def test_a_chunk_larger_than_the_window_is_told():
-    plan = plan_of([50_000] * 40, row_bytes=2000, window_bytes=1 << 26)
+    plan = plan_of([50_000] * 40, row_bytes=2000, shuffle_bytes=1 << 26)
     assert any("a chunk of 50,000 rows has 100,000,000 bytes" in warning for warning in plan.warnings)
 
 

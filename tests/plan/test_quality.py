@@ -13,7 +13,7 @@ ROW_BYTES = 1000
 
 
 def order_of(seed, lanes, window_rows):
-    chosen = choose_lanes([ROWS] * GROUPS, row_bytes=ROW_BYTES, window_bytes=window_rows * ROW_BYTES, lanes=lanes)
+    chosen = choose_lanes([ROWS] * GROUPS, row_bytes=ROW_BYTES, shuffle_bytes=window_rows * ROW_BYTES, lanes=lanes)
     return Order("lanes", seed, *chosen)
 
 

@@ -20,7 +20,7 @@ EXIT_PROBLEM = 3
 
 def doctor(options: argparse.Namespace) -> tuple[str, int]:
     """Return the report, and 3 where it names a problem (0 for advice only)."""
-    names = ("label", "world", "batch_size", "row_group_bytes", "window_bytes")
+    names = ("label", "world", "batch_size", "row_group_bytes", "shuffle_bytes")
     source = options.url if len(options.url) > 1 else options.url[0]
     report = examine(source, storage_options=dict(options.storage_option) or None, **given(options, names))
     text = json.dumps(report.to_json(), indent=2) if options.json else str(report)

@@ -15,7 +15,7 @@ from penstock.errors import printable
 if TYPE_CHECKING:
     from penstock.api import Dataset
 
-# Below a MiB a read costs more to start than to do; above 64 MiB the default window of 1 GiB holds few row groups.
+# Below a MiB starting a read costs more than the read; above 64 MiB few row groups fit the default shuffle buffer.
 SMALL_BYTES, LARGE_BYTES = 1 << 20, 64 << 20
 
 
@@ -41,7 +41,7 @@ def advice(dataset: Dataset) -> str:
         return "no rows: nothing to read"
     mean = dataset.num_bytes / num_groups
     if mean > LARGE_BYTES:
-        return f"row groups of {size_text(mean)} are large: few fit the shuffle window; aim at 16 MiB"
+        return f"row groups of {size_text(mean)} are large: few fit the shuffle buffer; aim at 16 MiB"
     if mean < SMALL_BYTES and num_groups > 64:
         return f"row groups of {size_text(mean)} are small: starting a read costs more than the read; aim at 16 MiB"
     if num_groups < 16 and dataset.num_bytes > LARGE_BYTES:

@@ -138,7 +138,12 @@ def _add_plan_options(command: argparse.ArgumentParser) -> None:
     )
     add("--drop-last", action="store_true", help="leave out a last batch that is not full")
     add("--lanes", type=_positive, help="lanes of the shuffled order (default: chosen)")
-    add("--window-bytes", type=size, metavar="SIZE", help="shuffle window of the whole job, e.g. 1GiB")
+    _add_shuffle_bytes(command, "bytes of the shuffle buffer of the whole job, e.g. 1GiB (default 1GiB)")
+
+
+def _add_shuffle_bytes(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("--shuffle-bytes", type=size, metavar="SIZE", help=text)
+    command.add_argument("--window-bytes", type=size, action=_Renamed, dest="shuffle_bytes", help=argparse.SUPPRESS)
 
 
 def _add_doctor_options(command: argparse.ArgumentParser) -> None:
@@ -147,7 +152,7 @@ def _add_doctor_options(command: argparse.ArgumentParser) -> None:
     add("--world", type=_positive, help="ranks of the run (default 8)")
     add("--batch-size", type=_positive, help="rows of a batch on each rank (default 256)")
     add("--row-group-bytes", type=size, metavar="SIZE", help="size of row groups to aim at (default 16MiB)")
-    add("--window-bytes", type=size, metavar="SIZE", help="shuffle window of the run (default 1GiB)")
+    _add_shuffle_bytes(command, "bytes of the shuffle buffer of the run (default 1GiB)")
     add("--json", action="store_true", help="print JSON; the exit status is 3 where there is a problem, either way")
 
 
@@ -165,6 +170,16 @@ def _add_rewrite_options(command: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the dataset at OUT")
     add("--memory-bytes", type=size, metavar="SIZE", help="rows that a shuffle may hold (default 1GiB)")
     add("--temp-folder", metavar="FOLDER", help="where a shuffle keeps the rows that it cannot hold")
+
+
+class _Renamed(argparse.Action):
+    """Stores the value of an option that has a new name, and prints that name."""
+
+    def __call__(
+        self, _: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, name: str | None = None
+    ) -> None:
+        print(f"penstock: note: {name} is now --{self.dest.replace('_', '-')}", file=sys.stderr)
+        setattr(namespace, self.dest, value)
 
 
 class _Version(argparse.Action):

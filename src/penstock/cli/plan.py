@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.text import given
+
 if TYPE_CHECKING:
     import argparse
 
@@ -16,8 +18,7 @@ SHUFFLE: dict[str, Any] = {"no": False, "rows": True, "groups": "groups"}
 
 
 def plan(dataset: Dataset, options: argparse.Namespace) -> str:
-    """Return the plan of one epoch as text; a window that was not given keeps the loader's default."""
-    window = {} if options.window_bytes is None else {"window_bytes": options.window_bytes}
+    """Return the plan of one epoch as text."""
     return str(
         dataset.plan(
             batch_size=options.batch_size,
@@ -28,6 +29,6 @@ def plan(dataset: Dataset, options: argparse.Namespace) -> str:
             remainder=options.remainder,
             drop_last=options.drop_last,
             lanes=options.lanes,
-            **window,
+            **given(options, ("shuffle_bytes",)),
         )
     )

@@ -80,7 +80,7 @@ def note_lanes(facts: LayoutFacts, row_bytes: float, wanted: TrainingRun, aim: A
     elif reads.factor >= 2 and aim.reads.factor >= WORTH_IT * reads.factor:
         yield (
             f"all ranks together read {reads.factor:.2f} times the bytes needed, and other row groups do not help: use "
-            "fewer ranks, or a larger window_bytes"
+            "fewer ranks, or a larger shuffle_bytes"
         )
 
 
@@ -91,12 +91,12 @@ def _large(typical: float, made: float, plans: tuple[Plan, Plan], wanted: Traini
     effect = (
         f"a shuffled batch of {wanted.batch_size:,} draws from about {count_text(round(mixing[0]), 'row group')} "
         f"(rewritten: {mixing[1]:,.0f}); every read in flight takes about {size_text(READ_COST * typical)} of memory "
-        f"(rewritten: {size_text(READ_COST * made)}), and a shuffle window of "
-        f"{size_text(wanted.window_bytes)} holds {wanted.window_bytes / typical:,.1f} row groups"
+        f"(rewritten: {size_text(READ_COST * made)}), and a shuffle buffer of "
+        f"{size_text(wanted.shuffle_bytes)} holds {wanted.shuffle_bytes / typical:,.1f} row groups"
     )
     return Finding(
         "large-row-groups",
-        "problem" if poor or typical > wanted.window_bytes else "advice",
+        "problem" if poor or typical > wanted.shuffle_bytes else "advice",
         f"row groups of {size_text(typical)} in memory are large; about {size_text(made)} is good",
         effect,
         "write smaller row groups",
@@ -129,7 +129,7 @@ def _few(num_groups: int, now: ReadFactor, then: ReadFactor, wanted: TrainingRun
         f"{count_text(num_groups, 'row group')} for {count_text(wanted.world, 'rank')} are few",
         f"all ranks together read {now.factor:.2f} times the bytes needed in a shuffled epoch "
         f"(rewritten: {then.factor:.2f}), because several of them read the same row groups",
-        f"write more and smaller row groups{lanes}; or use fewer ranks, or a larger window_bytes",
+        f"write more and smaller row groups{lanes}; or use fewer ranks, or a larger shuffle_bytes",
         {"read_factor": now.factor, "read_factor_rewritten": then.factor, "world": wanted.world},
         (),
     )

@@ -19,7 +19,7 @@ from penstock.doctor.report import DoctorReport, Finding
 from penstock.doctor.row_sizes import weigh
 from penstock.doctor.target_layout import TrainingRun, aim
 from penstock.errors import BadFile, MetadataError, PlanError, SchemaError
-from penstock.options import WINDOW_BYTES
+from penstock.options import SHUFFLE_BYTES, warn_renamed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,8 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     world: int = WORLD,
     batch_size: int = BATCH_SIZE,
     row_group_bytes: int = ROW_GROUP_BYTES,
-    window_bytes: int = WINDOW_BYTES,
+    shuffle_bytes: int = SHUFFLE_BYTES,
+    window_bytes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
 ) -> DoctorReport:
@@ -54,7 +55,8 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
         world: Ranks of the run.
         batch_size: Rows of a batch on each rank.
         row_group_bytes: Size of row groups to aim at, in memory.
-        window_bytes: Shuffle window of the run.
+        shuffle_bytes: Bytes of the run's shuffle buffer.
+        window_bytes: The deprecated name of `shuffle_bytes`.
         storage_options: For the filesystem of a URL.
         filesystem: A pyarrow or fsspec filesystem to use instead.
 
@@ -62,10 +64,13 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
         DatasetNotFound: Nothing is there, or its writing has not ended.
         ColumnNotFound: There is no column `label`.
     """
+    if window_bytes is not None:
+        warn_renamed("window_bytes", "shuffle_bytes")
+        shuffle_bytes = window_bytes
     for name, value in (("world", world), ("batch_size", batch_size), ("row_group_bytes", row_group_bytes)):
         if value < 1:
             raise PlanError(f"{name} must be at least 1; got {value}")
-    wanted = TrainingRun(world, batch_size, row_group_bytes, window_bytes)
+    wanted = TrainingRun(world, batch_size, row_group_bytes, shuffle_bytes)
     facts = gather_facts(source, storage_options, filesystem)
     start = time.perf_counter()
     opened, failure = _open(source, storage_options, filesystem)

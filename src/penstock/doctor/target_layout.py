@@ -55,13 +55,13 @@ class TrainingRun:
     batch_size: int
     row_group_bytes: int
     """Bytes of a row group that are aimed at, in memory as Arrow."""
-    window_bytes: int
+    shuffle_bytes: int
 
     def plan(self, counts: NDArray[np.int64], row_bytes: float, lanes: int | None = None) -> Plan:
         """Return what a shuffled run over such row groups would do."""
-        chosen = choose_lanes(counts, row_bytes=row_bytes, window_bytes=self.window_bytes, lanes=lanes)
+        chosen = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=self.shuffle_bytes, lanes=lanes)
         order = Order("lanes", 0, chosen.lanes, chosen.block)
-        sizes = Sizes(row_bytes, row_bytes, row_bytes, self.window_bytes)
+        sizes = Sizes(row_bytes, row_bytes, row_bytes, self.shuffle_bytes)
         share = Share(0, self.world, self.batch_size, "drop", False)
         cursor = Cursor.start(0, order, int(counts.sum()))
         return make_plan(
@@ -70,7 +70,7 @@ class TrainingRun:
 
     def reads(self, counts: NDArray[np.int64], row_bytes: float) -> ReadFactor:
         """Return the least that all ranks read, with lanes that fit the ranks where that helps."""
-        most = int(self.window_bytes // (2 * max(typical_rows(counts), 1) * max(row_bytes, 1.0)))
+        most = int(self.shuffle_bytes // (2 * max(typical_rows(counts), 1) * max(row_bytes, 1.0)))
         best = ReadFactor(self.plan(counts, row_bytes).read_factor, None)
         for lanes in (self.world, 2 * self.world, 3 * self.world):
             if 1 < lanes <= min(most, len(counts)):

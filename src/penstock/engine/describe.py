@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def describe(facts: Facts, order: Order, cursor: Cursor, share: Share, options: LoaderOptions) -> Plan:
     """Return what `share.rank` will do from `cursor` on."""
-    sizes = Sizes(facts.row_bytes, facts.held_bytes, facts.decoded_bytes, options.window_bytes)
+    sizes = Sizes(facts.row_bytes, facts.held_bytes, facts.decoded_bytes, options.shuffle_bytes)
 
     def least(plan: EpochPlan) -> int:
         window_bytes = facts.items.visits(plan.visits).most_rows(facts.held_chunk_bytes)
@@ -35,6 +35,6 @@ def choose_order(facts: Facts, options: LoaderOptions) -> Order:
     if kind != "lanes":
         return Order(kind, options.seed)
     chosen = choose_lanes(
-        facts.counts, row_bytes=facts.row_bytes, window_bytes=options.window_bytes, lanes=options.lanes
+        facts.counts, row_bytes=facts.row_bytes, shuffle_bytes=options.shuffle_bytes, lanes=options.lanes
     )
     return Order("lanes", options.seed, chosen.lanes, chosen.block)

@@ -21,13 +21,13 @@ from penstock.engine.chance import Watch, advice
 from penstock.engine.describe import choose_order, describe
 from penstock.engine.memory import BlockPool
 from penstock.engine.needs import count_needs
-from penstock.engine.passes import Pass, users_level
+from penstock.engine.passes import Pass
 from penstock.engine.room import Room
 from penstock.engine.run import Limits, Run
 from penstock.engine.stages import MASK, FilterRows, ThreadStages, make_stages
 from penstock.engine.stats import Stats
 from penstock.engine.window import Window
-from penstock.errors import BudgetError, DecodeError, LoaderClosed, PenstockWarning, PlanError
+from penstock.errors import BudgetError, DecodeError, LoaderClosed, PenstockWarning, PlanError, users_level
 from penstock.options import READ_COST, SPAN_BYTES
 from penstock.plan import Cursor, Order, Share, State, check, check_owner, check_predicate, plan_epoch, steps_left
 
@@ -402,11 +402,12 @@ class Loader:
         if needs.least > self._memory_bytes and self._total_rows:
             largest = int(np.where(facts.selected > 0, facts.chunk_bytes, -1).argmax())
             raise BudgetError(
-                f"memory_bytes={self._memory_bytes:,} is too little: the window of {needs.window_bytes:,} bytes, one "
-                f"read of {needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least {needs.least:,} "
+                f"memory_bytes={self._memory_bytes:,} is too little: the shuffle buffer of {needs.window_bytes:,} "
+                f"bytes, one read of {needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least "
+                f"{needs.least:,} "
                 f"(the largest row group: {facts.source.path_of(largest)}, row group "
                 f"{facts.source.chunk_group[largest]}, {int(facts.chunk_bytes[largest]):,} bytes in memory); "
-                "raise memory_bytes, or lower window_bytes or batch_size, or write smaller row groups",
+                "raise memory_bytes, or lower shuffle_bytes or batch_size, or write smaller row groups",
                 least=needs.least,
             )
         return needs

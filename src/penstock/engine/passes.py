@@ -6,7 +6,6 @@ It starts the run with its first batch, and ends it when it is dropped, supersed
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -125,11 +124,3 @@ class Pass:
 
 def _as_it_is(built: Built) -> Built:
     return built
-
-
-def users_level() -> int:
-    """Return the `stacklevel` with which a warning of the caller names the first line outside of this package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "penstock":
-        frame, level = frame.f_back, level + 1
-    return level

@@ -286,8 +286,8 @@ def make_report(loader: Loader) -> Report:
 _ADVICE = {
     "consumer": "nothing to do here: time goes to your own step, not to data",
     "start": (
-        "most of it is the wait for the first batch, while the window fills: give several epochs to one pass (epochs=) "
-        "instead of a new loop for each, or a smaller window_bytes"
+        "most of it is the wait for the first batch, while the shuffle buffer fills: run several epochs in one pass "
+        "(epochs=) instead of a new loop for each, or use a smaller shuffle_bytes"
     ),
     HAND_OVER: (
         "what comes behind the workers takes {each} a batch (conversion, copies, device_transform), in your own "

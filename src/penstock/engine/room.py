@@ -77,7 +77,7 @@ def within(
         if room.batch_bytes is not None and used > room.batch_bytes:
             raise BudgetError(
                 f"the cells of one batch up to column {column.name!r} need {used:,} bytes to be decoded, and "
-                f"memory_bytes leaves {room.batch_bytes:,}; raise memory_bytes, or lower batch_size or window_bytes",
+                f"memory_bytes leaves {room.batch_bytes:,}; raise memory_bytes, or lower batch_size or shuffle_bytes",
                 least=used,
             )
     return found, tuple(lost.values()), used

@@ -9,14 +9,13 @@ the engine's: nothing here shuffles, and no thread is started. What JAX has no d
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
-from penstock.api import Dataset
-from penstock.api import open as open_dataset
+from penstock.api import dataset_and_options, load
 from penstock.engine.front import Front
 from penstock.errors import PlanError
-from penstock.options import WINDOW_BYTES
+from penstock.options import FrameworkKeywords, show_keywords
 
 try:
     import jax  # noqa: F401 -- the parts below need it
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from penstock.api import Dataset
     from penstock.engine.build import Built
     from penstock.engine.loader import Loader as HostLoader
-    from penstock.options import Function, OnError, Pool, Remainder, Shuffle, Window
-    from penstock.schema.transform import TransformSpec
+    from penstock.options import LoaderOptions
 
     Batch = dict[str, Any]
     Nulls = Literal["mask", "error"] | Iterable[str]
@@ -42,77 +41,52 @@ if TYPE_CHECKING:
 __all__ = ["Loader", "loader"]
 
 
-def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
+@show_keywords(FrameworkKeywords)
+def loader(
     dataset_or_url: Dataset | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     batch_size: int,
-    shuffle: Shuffle = False,
-    seed: int = 0,
-    epochs: int | None = 1,
-    drop_last: bool = False,
-    rank: int | None = None,
-    world: int | None = None,
-    remainder: Remainder = "drop",
-    transform: Function | Sequence[Function] | TransformSpec | None = None,
-    window: Window | None = None,
-    pool: Pool = "thread",
-    workers: int | None = None,
-    memory_bytes: int | None = None,
-    window_bytes: int = WINDOW_BYTES,
-    lanes: int | None = None,
-    on_error: OnError = "raise",
-    skip_limit: int | None = None,
-    pad: Any = None,
-    columns: Iterable[Any] | None = None,
-    filters: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-    filesystem: Any = None,
     sharding: Any = None,
     prefetch: int = 2,
     nulls: Nulls = "mask",
+    **options: Unpack[FrameworkKeywords],
 ) -> Loader:
     """Return a loader of dicts of `jax.Array`s, in the same order as `Dataset.loader` with the same options.
 
-    Options that are not told of here are those of `Dataset.loader`. Numbers and booleans become `jax.Array`s. Dates,
-    text, binary, decimals, lists and other objects have no form in JAX and stay what the NumPy batch has, on the host.
-    Where 64-bit numbers are not enabled, numbers become 32-bit ones if they fit, and are an error if they do not.
+    Numbers and booleans become `jax.Array`s. Dates, text, binary, decimals, lists and other objects have no equivalent
+    in JAX and stay on the host, as in the NumPy batch. Where 64-bit numbers are not enabled, they become 32-bit ones if
+    they fit, and are an error otherwise.
 
-    Options of its own:
+    Args:
         dataset_or_url: An open dataset, or what `penstock.open` takes.
         batch_size: Rows of a batch on each process (on each part of the batch, where `sharding` gives several
             processes the same one); the global batch has `world` times as many.
-        rank: This process's part; default: what `sharding` says, else the process index of JAX where there are several
-            processes, else as `Dataset.loader`.
-        world: Number of parts.
-        columns: Columns to choose, as `penstock.open` takes them.
-        filters: Rows to keep, as `Dataset.where` takes them.
-        storage_options: For a URL's filesystem.
-        filesystem: A filesystem to use instead of the URL's.
         sharding: A `jax.sharding.Sharding` or device for all columns, or a dict of them by column. Each process reads
             the rows of its own devices, and arrays are global. Columns with fewer axes than a `PartitionSpec` names use
             the first of them. Columns that a dict leaves out go to the default device, with this process's rows only.
-        prefetch: Most batches that are handed to the device before they are asked for; only what the engine has ready,
-            so that nothing waits for it.
+        prefetch: The most batches that are copied to the device ahead of the consumer. Only batches that the engine has
+            ready are taken, so this never waits.
         nulls: "mask": a column with nulls in this batch comes filled (0, False, NaN), with a column `<name>_valid`
             beside it that is True where there is a value. Names of columns: these have it in every batch, so that the
             structure of batches is fixed under `jit`, and a null elsewhere is an error. "error": so is any null.
             Where processes form arrays together, "mask" is for columns that may hold nulls (by fields and footers),
             in every batch: all processes must run the same program.
+        rank: This process's part; default: the one that `sharding` implies, else the process index of JAX where there
+            are several processes, else as for `Dataset.loader`.
+        **options: The keys of `penstock.options.FrameworkKeywords`.
 
     Raises:
         PlanError: Options that contradict each other, or batches that do not divide among the devices.
         ColumnNotFound: `sharding` or `nulls` names a column that no batch has.
     """
-    dataset = _opened(dataset_or_url, columns, filters, storage_options, filesystem)
+    dataset, given = dataset_and_options(
+        dataset_or_url, batch_size, options, function=loader, owner="penstock.jax.loader"
+    )
     layout = Layout.of(sharding)
-    rank, world = layout.rank_and_world(rank, world)
+    rank, world = layout.rank_and_world(given.rank, given.world)
     if layout.needs_equal_batches:
-        _check_equal(dataset, remainder, on_error)
-    host = dataset.loader(
-        batch_size=batch_size, shuffle=shuffle, seed=seed, epochs=epochs, drop_last=drop_last, rank=rank, world=world,
-        remainder=remainder, transform=transform, window=window, pool=pool, workers=workers, memory_bytes=memory_bytes,
-        window_bytes=window_bytes, lanes=lanes, on_error=on_error, skip_limit=skip_limit, pad=pad,
-    )  # fmt: skip
+        _check_equal(dataset, given)
+    host = load(dataset, replace(given, rank=rank, world=world))
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         raise PlanError(f"prefetch is a number of batches from 0; got {prefetch!r}")
     layout.check_batches(host, batch_size)
@@ -121,22 +95,11 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     return Loader(host, Convert(layout, masks), prefetch)
 
 
-def _opened(
-    source: Any, columns: Iterable[Any] | None, filters: Any, storage_options: Mapping[str, Any] | None, filesystem: Any
-) -> Dataset:
-    if not isinstance(source, Dataset):
-        return open_dataset(
-            source, columns=columns, filters=filters, storage_options=storage_options, filesystem=filesystem
-        )
-    if storage_options is not None or filesystem is not None:
-        raise PlanError("storage_options and filesystem are for opening a URL; this dataset is open already")
-    chosen = source if columns is None else source.select(columns)
-    return chosen if filters is None else chosen.where(filters)
-
-
-def _check_equal(dataset: Dataset, remainder: str, on_error: str) -> None:
-    """Refuse what gives processes batches of different sizes: a global array cannot be made of them."""
-    cause = "remainder='uneven'" if remainder == "uneven" else "on_error='skip'" if on_error == "skip" else None
+def _check_equal(dataset: Dataset, options: LoaderOptions) -> None:
+    """Refuse options that give processes batches of different sizes: a global array cannot be made of them."""
+    cause = "on_error='skip'" if options.on_error == "skip" else None
+    if options.remainder == "uneven":
+        cause = "remainder='uneven'"
     if dataset._late is not None:
         cause = "where(..., exact=False)"
     if cause:

@@ -29,16 +29,16 @@ FEW_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of a row in its three forms, and of the window."""
+    """Bytes of a row in its three forms, and of the shuffle buffer."""
 
     row_bytes: float
     """All columns in memory as they are stored: what decides the lanes of a fresh run."""
     read_row_bytes: float
-    """The columns of this run as they wait in the window."""
+    """The columns of this run as they wait in the shuffle buffer."""
     decoded_row_bytes: float
     """The columns of this run in a batch."""
-    window_bytes: int
-    """The shuffle window of the whole job."""
+    shuffle_bytes: int
+    """The shuffle buffer of the whole job."""
 
 
 def advise(plan: EpochPlan, sizes: Sizes, *, read_factor: float, chunks_per_batch: float | None) -> tuple[str, ...]:
@@ -59,8 +59,8 @@ def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
     if cure is None or cure.factor > max(READ_FACTOR, WORTHWHILE * read_factor):
         return f"{what}, and no number of lanes helps: write more and smaller row groups, or use fewer ranks"
     text = f"{what}: {_why(plan)}; start the run with lanes={cure.lanes}"
-    if cure.window_bytes > sizes.window_bytes:
-        text += f" and window_bytes={-(-cure.window_bytes // (1 << 20))} << 20"
+    if cure.shuffle_bytes > sizes.shuffle_bytes:
+        text += f" and shuffle_bytes={-(-cure.shuffle_bytes // (1 << 20))} << 20"
     if cure.factor > READ_FACTOR:
         text += f", which only lowers it to {cure.factor:.2f}: the dataset has too few chunks for more"
     return text
@@ -74,23 +74,23 @@ def _why(plan: EpochPlan) -> str:
 
 
 class Cure(NamedTuple):
-    """Lanes to start a run with, the read factor they give, and the window that they need."""
+    """Lanes to start a run with, the read factor they give, and the shuffle buffer that they need."""
 
     lanes: int
     factor: float
-    window_bytes: int
+    shuffle_bytes: int
 
 
 def fitting_lanes(plan: EpochPlan, sizes: Sizes) -> Cure | None:
     """Return lanes that keep the read factor of a fresh epoch at 1.2, or come nearest; None for too many ranks.
 
-    A large multiple of the world, so that every lane is read by one rank; within the window where that is possible.
+    A large multiple of the world, so that every lane is read by one rank; within the shuffle buffer if possible.
     """
     world, counts = plan.share.world, plan.counts
     if world > MAX_LANES:
         return None
     lane_rows = 2 * max(1, typical_rows(counts))
-    in_window = rows_in(sizes.window_bytes, sizes.row_bytes) // lane_rows
+    in_window = rows_in(sizes.shuffle_bytes, sizes.row_bytes) // lane_rows
     most = min(max(LADDER[-1], world), int((counts > 0).sum()))
     times = max(1, min(most, in_window) // world)
     factor = _factor(plan, sizes, world * times)
@@ -102,7 +102,7 @@ def fitting_lanes(plan: EpochPlan, sizes: Sizes) -> Cure | None:
 
 def _factor(plan: EpochPlan, sizes: Sizes, lanes: int) -> float:
     """Return the read factor of a fresh epoch with so many lanes."""
-    chosen = choose_lanes(plan.counts, row_bytes=sizes.row_bytes, window_bytes=sizes.window_bytes, lanes=lanes)
+    chosen = choose_lanes(plan.counts, row_bytes=sizes.row_bytes, shuffle_bytes=sizes.shuffle_bytes, lanes=lanes)
     order = Order("lanes", plan.order.seed, *chosen)
     return count_reads(plan.counts, order=order, cursor=Cursor(0, position=0), share=plan.share).factor
 
@@ -115,7 +115,7 @@ def _mixing(plan: EpochPlan, chunks_per_batch: float | None) -> str | None:
         return None  # a true permutation: nothing mixes better
     return (
         f"a batch draws from about {chunks_per_batch:.0f} chunks only, so its rows are poorly mixed: "
-        "write smaller row groups, or start the run with a larger window_bytes or more lanes"
+        "write smaller row groups, or start the run with a larger shuffle_bytes or more lanes"
     )
 
 
@@ -124,9 +124,9 @@ def _large_chunk(plan: EpochPlan, sizes: Sizes) -> str | None:
         return None
     largest = int(plan.counts.max())
     size = int(largest * sizes.row_bytes)
-    if size <= sizes.window_bytes:
+    if size <= sizes.shuffle_bytes:
         return None
     return (
-        f"a chunk of {largest:,} rows has {size:,} bytes, more than the whole window of {sizes.window_bytes:,}: "
-        "write smaller row groups or start the run with a larger window_bytes"
+        f"a chunk of {largest:,} rows has {size:,} bytes, more than the whole shuffle buffer of "
+        f"{sizes.shuffle_bytes:,}: write smaller row groups or start the run with a larger shuffle_bytes"
     )

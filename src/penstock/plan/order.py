@@ -190,7 +190,7 @@ def typical_rows(counts: NDArray[np.int64]) -> int:
 
 
 def choose_lanes(
-    counts: Sequence[int] | NDArray[np.integer[Any]], *, row_bytes: float, window_bytes: int, lanes: int | None
+    counts: Sequence[int] | NDArray[np.integer[Any]], *, row_bytes: float, shuffle_bytes: int, lanes: int | None
 ) -> Lanes:
     """Return lanes and block for a fresh run, by the rule of the design.
 
@@ -201,7 +201,7 @@ def choose_lanes(
     array = as_counts(counts)
     array = array[array > 0]
     total, typical = int(array.sum()), typical_rows(array)
-    window_rows = rows_in(window_bytes, row_bytes)
+    window_rows = rows_in(shuffle_bytes, row_bytes)
     if lanes is not None:
         check_lanes(lanes)
     elif total <= min(window_rows, MAX_BLOCK):
@@ -212,8 +212,8 @@ def choose_lanes(
     return Lanes(lanes, max(1, typical, min(window_rows // lanes - typical, MAX_BLOCK)))
 
 
-def rows_in(window_bytes: int, row_bytes: float) -> int:
+def rows_in(shuffle_bytes: int, row_bytes: float) -> int:
     """Return w, how many rows of `row_bytes` the window holds; rows narrower than a byte count as one byte."""
-    if window_bytes < 1:
-        raise PlanError(f"window_bytes must be at least 1; got {window_bytes}")
-    return int(window_bytes // max(row_bytes, 1.0))
+    if shuffle_bytes < 1:
+        raise PlanError(f"shuffle_bytes must be at least 1; got {shuffle_bytes}")
+    return int(shuffle_bytes // max(row_bytes, 1.0))

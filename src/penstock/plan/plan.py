@@ -1,4 +1,4 @@
-"""Tell a person what a run will do before it starts: steps, window, reads, memory, and what could be better.
+"""Tell a person what a run will do before it starts: steps, shuffle buffer, reads, memory, and what could be better.
 
 Takes what `plan_epoch` takes and the sizes of rows; gives a value to print. It decides nothing: the engine works from
 `EpochPlan`, and the loader shows `warnings` once.
@@ -51,16 +51,16 @@ class Plan:
     """Batches of the rank that has the fewest: differs from `max_steps` only with remainder "uneven"."""
     max_steps: int
     """Batches of the rank that has the most."""
-    job_window_bytes: int
+    job_buffer_bytes: int
     """Bytes of rows waiting in memory, all ranks together, on average."""
-    rank_window_bytes: int
+    rank_buffer_bytes: int
     """Bytes of the chunks that this rank must have in memory at once, at most."""
     read_factor: float
     """Bytes read by all ranks over bytes needed."""
     chunks_per_batch: float | None
     """Chunks that a batch of this rank draws from in the middle of its part; None where rows are not shuffled."""
     least_memory_bytes: int
-    """The memory that this rank needs at least: its window, one read and two batches."""
+    """The memory that this rank needs at least: its shuffle buffer, one read and two batches."""
     warnings: tuple[str, ...]
     """What could be better, each with its cure."""
 
@@ -79,7 +79,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        lines = [self._rows_text(), self._order_text(), self._steps_text(), self._window_text(), self._reads_text()]
+        lines = [self._rows_text(), self._order_text(), self._steps_text(), self._buffer_text(), self._reads_text()]
         if self.chunks_per_batch is not None:
             lines.append(f"mixing   a batch of this rank draws from about {self.chunks_per_batch:,.0f} chunks")
         lines.append(f"memory   at least {bytes_text(self.least_memory_bytes)} on this rank")
@@ -116,9 +116,9 @@ class Plan:
             return f"; rows dropped: {rest:,}"
         return f"; rows of padding: {self.share.world - rest:,}"
 
-    def _window_text(self) -> str:
-        rank = bytes_text(self.rank_window_bytes)
-        return f"window   {bytes_text(self.job_window_bytes)} for the job, at most {rank} on this rank"
+    def _buffer_text(self) -> str:
+        rank = bytes_text(self.rank_buffer_bytes)
+        return f"buffer   {bytes_text(self.job_buffer_bytes)} for the job, at most {rank} on this rank"
 
     def _reads_text(self) -> str:
         ranks = "by all ranks" if self.share.world > 1 else "by this rank"
@@ -152,8 +152,8 @@ def make_plan(  # noqa: PLR0913 -- all that a run is made of
         num_steps=plan.num_steps,
         least_steps=share.steps(plan.num_left, share.world - 1),
         max_steps=plan.max_steps,
-        job_window_bytes=int(job_window_rows(plan) * sizes.read_row_bytes),
-        rank_window_bytes=int(window_rows * sizes.read_row_bytes),
+        job_buffer_bytes=int(job_window_rows(plan) * sizes.read_row_bytes),
+        rank_buffer_bytes=int(window_rows * sizes.read_row_bytes),
         read_factor=reads.factor,
         chunks_per_batch=mixing,
         least_memory_bytes=least_memory(plan),

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from penstock.api import load
 from penstock.dataset.nullable import may_be_null
 from penstock.engine.padding import padded_columns
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import MASK, Fold, Transform, output_columns, stage_of
 from penstock.errors import ColumnNotFound, PlanError, TransformError, close_names
 from penstock.nulls import check_names as check_nulls_names
+from penstock.options import LoaderOptions
 from penstock.tensorflow._forms import (
     Form,
     check_names,
@@ -38,31 +40,13 @@ _PROBE_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Options of the loader that decide what a batch looks like."""
-
-    batch_size: int
-    drop_last: bool
-    remainder: str
-    transform: Any
-    window: Any
-    on_error: str
-    pad: Any
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The same as keywords."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """What the user said of the spec."""
 
     masks: frozenset[str] | None
     """Columns that get a mask; None: all that may hold nulls."""
     spec: Mapping[str, Any] | None
-    look: Look
+    options: LoaderOptions
 
 
 def forms_of(dataset: Dataset, loader: Loader, wanted: Wanted) -> tuple[Form, ...]:
@@ -76,7 +60,7 @@ def forms_of(dataset: Dataset, loader: Loader, wanted: Wanted) -> tuple[Form, ..
             check_nulls_names(wanted.masks, [form.name for form in forms], owner=OWNER)
     if not forms:
         raise TransformError("the transform gives a batch with no columns; tensors need one at least")
-    if wanted.look.remainder == "pad" and MASK not in {form.name for form in forms}:
+    if wanted.options.remainder == "pad" and MASK not in {form.name for form in forms}:
         forms = (*forms, Form(MASK, np.dtype(np.bool_)))
     check_names(forms)
     return forms
@@ -171,13 +155,16 @@ def _folded(loader: Loader, forms: dict[str, Form | None]) -> dict[str, Form | N
 
 def _probed(dataset: Dataset, wanted: Wanted, forms: Mapping[str, Form | None]) -> list[Form]:
     """Return the forms of the columns of a small batch, which is read, decoded and transformed for this."""
-    small = min(_PROBE_ROWS, wanted.look.batch_size)
-    look = replace(wanted.look, batch_size=small, drop_last=False, remainder="drop", on_error="raise")
+    given = wanted.options
+    probing = LoaderOptions(
+        min(_PROBE_ROWS, given.batch_size), transform=given.transform, window=given.window, pad=given.pad,
+        pool="serial", rank=0, world=1,
+    )  # fmt: skip
     if not len(dataset):
         raise PlanError(
             "the spec of a batch is found by a first batch, and the dataset has no rows; give element_spec= to say it"
         )
-    with dataset.loader(**look.options, pool="serial", rank=0, world=1) as probe:
+    with load(dataset, probing) as probe:
         batch = next((batch for batch in probe if not batch or len(next(iter(batch.values())))), {})
     found = {name: values for name, values in batch.items() if name not in forms or forms[name] is None}
     nulls = may_be_null(dataset._source, (name for name in found if name in dataset.columns))

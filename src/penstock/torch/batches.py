@@ -17,18 +17,20 @@ import sys
 import uuid
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from penstock.api import dataset_and_options, load
 from penstock.engine import host
-from penstock.engine.passes import users_level
-from penstock.errors import BudgetError, DecodeError, PenstockWarning, PlanError, StateMismatch
+from penstock.errors import BudgetError, DecodeError, PenstockWarning, PlanError, StateMismatch, users_level
+from penstock.options import FrameworkKeywords, show_keywords
 from penstock.torch.cell import Begun, Cell
 from penstock.torch.dealing import check_dealt_once
 from penstock.torch.hand_over import Loader
-from penstock.torch.opened import Keywords, Opening, check_keywords, columns_for, dataset_of, with_group
 from penstock.torch.post import Parcel, Receiver, Sender
+from penstock.torch.process_group import with_group
 from penstock.torch.ship import Shipped
 from penstock.torch.tensors import converter
 from penstock.torch.turns import Turns, start_of
@@ -61,30 +63,34 @@ class Batches(IterableDataset):  # type: ignore[misc]
     many.
     """
 
-    def __init__(  # noqa: PLR0913 -- a public factory takes flat keywords
+    @show_keywords(FrameworkKeywords)
+    def __init__(
         self,
         dataset_or_url: Any,
         *,
         batch_size: int,
         group: Any = None,
         nulls: str | Iterable[str] = "mask",
-        columns: Iterable[Any] | None = None,
-        filters: Any = None,
-        storage_options: Mapping[str, Any] | None = None,
-        filesystem: Any = None,
-        **options: Unpack[Keywords],
+        **options: Unpack[FrameworkKeywords],
     ) -> None:
         super().__init__()
-        _check_options(options)
-        opening = Opening(columns=columns, filters=filters, storage_options=storage_options, filesystem=filesystem)
-        self._shipped = Shipped(dataset_of(dataset_or_url, opening))
-        self._convert = converter(nulls, columns_for(self._shipped.dataset, options), owner=_OWNER)
-        self._options: dict[str, Any] = {**with_group(options, group), "batch_size": batch_size}
-        native = self._shipped.dataset.loader(**self._options)
-        self._found = self._options.get("rank") is None and self._options.get("world") is None
+        for name in _OF_LOADER:
+            if name in options:
+                raise TypeError(
+                    f"{_OWNER}() has no {name}=: its batches come out of a DataLoader, in memory; use "
+                    f"penstock.torch.loader(..., {name}=...), which needs no DataLoader"
+                )
+        dataset, given = dataset_and_options(
+            dataset_or_url, batch_size, options, function=Batches.__init__, owner=_OWNER
+        )
+        self._shipped = Shipped(dataset)
+        self._convert = converter(nulls, dataset.columns if given.transform is None else None, owner=_OWNER)
+        self._options = with_group(given, group)
+        native = load(self._shipped.dataset, self._options)
+        self._found = self._options.rank is None and self._options.world is None
         """Whether rank and world were found out, not given."""
         # Worker processes know nothing of torch.distributed.
-        self._options |= {"rank": native.rank, "world": native.world}
+        self._options = replace(self._options, rank=native.rank, world=native.world)
         self._token = uuid.uuid4().hex
         self._at: dict[str, Any] = native.state_dict()
         self._loader: Loader | None = Loader(native, self._convert)
@@ -154,7 +160,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
         self._arrive_here()
         self._own()
         if self._loader is None:
-            native = self._shipped.dataset.loader(**self._options)
+            native = load(self._shipped.dataset, self._options)
             self._loader = Loader(native, self._convert)
             self._loader.native.load_state_dict(self._at)
         return self._loader
@@ -185,7 +191,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
 
     def _check_rank(self, caller: Any = None) -> None:
         """Refuse to give rows that other ranks get too, or that somebody else would share out again."""
-        rank, world = self._options["rank"], self._options["world"]
+        rank, world = cast("tuple[int, int]", (self._options.rank, self._options.world))
         check_dealt_once(self, rank, world, caller)
         spawned = get_worker_info() is not None and self._pid == os.getpid()
         if self._found and not spawned:  # a spawned process sees the launcher's variables, not torch.distributed
@@ -282,19 +288,19 @@ class Batches(IterableDataset):  # type: ignore[misc]
 
     def _worker_loader(self, count: int) -> NativeLoader:
         """Return the loader of one of `count` worker processes: with a share of the cores and of the memory."""
-        options = dict(self._options)
-        if options.get("pool") == "process" and multiprocessing.current_process().daemon:
+        dataset, options = self._shipped.dataset, self._options
+        if options.pool == "process" and multiprocessing.current_process().daemon:
             raise PlanError("a worker of a DataLoader cannot start processes; use pool='thread', or num_workers=0")
-        if options.get("workers") is None:
-            options["workers"] = max(1, host.default_workers() // count)
+        if options.workers is None:
+            options = replace(options, workers=max(1, host.default_workers() // count))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PenstockWarning)  # said already where the dataset was made
-            if options.get("memory_bytes") is not None:
-                return self._shipped.dataset.loader(**options)
+            if options.memory_bytes is not None:
+                return load(dataset, options)
             try:
-                loader = self._shipped.dataset.loader(**{**options, "memory_bytes": host.default_memory() // count})
-            except BudgetError as error:  # the window is the same for any number of workers
-                loader = self._shipped.dataset.loader(**{**options, "memory_bytes": error.least})
+                loader = load(dataset, replace(options, memory_bytes=host.default_memory() // count))
+            except BudgetError as error:  # the shuffle buffer is the same for any number of workers
+                loader = load(dataset, replace(options, memory_bytes=error.least))
             loader.is_bound = False
             return loader
 
@@ -311,7 +317,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
 
     def _check_skipped(self, built: Built, number: int, worker: int) -> None:
         """Raise DecodeError where all workers together have left out more rows in this pass than is allowed."""
-        limit = self._options.get("skip_limit")
+        limit = self._options.skip_limit
         total = self._cell.skip(number, worker, len(built.skipped)) if number and limit is not None else 0
         if limit is not None and total > limit:
             last = built.skipped[-1]
@@ -320,17 +326,6 @@ class Batches(IterableDataset):  # type: ignore[misc]
                 f"{last.path}, row group {last.row_group}, row {last.row}, column {last.column!r}: {last.reason}",
                 path=last.path, row_group=last.row_group, row=last.row, column=last.column,
             )  # fmt: skip
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name in _OF_LOADER:
-        if name in options:
-            raise TypeError(
-                f"{_OWNER}() has no {name}=: its batches come out of a DataLoader, in memory; use "
-                f"penstock.torch.loader(..., {name}=...), which needs no DataLoader"
-            )
-    own = ("batch_size", "group", "nulls", "columns", "filters", "storage_options", "filesystem")
-    check_keywords(options, own, owner=_OWNER)
 
 
 def _check_collation(fetcher: Any, info: Any) -> None:

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from penstock.codecs import CompressedImageCodec
-from penstock.engine.passes import users_level
-from penstock.errors import DecodeError, PenstockWarning, PlanError
+from penstock.errors import DecodeError, PenstockWarning, PlanError, users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.api import Dataset
     from penstock.engine.build import Built
+    from penstock.options import LoaderOptions
     from penstock.torch.device import DeviceTransform
 
     Tensors = dict[str, Any]
@@ -136,21 +136,21 @@ def _laid_out(images: Any, *, grey: bool) -> Any:
     return images[:, 0] if grey else images.permute(0, 2, 3, 1).contiguous()
 
 
-def in_the_way(options: Mapping[str, Any], names: Collection[str]) -> str | None:
+def in_the_way(options: LoaderOptions, names: Collection[str]) -> str | None:
     """Return the option that needs pixels on the CPU, where cells would be bytes still; None where there is none."""
     for name in ("transform", "window"):
-        if options.get(name) is not None:
+        if getattr(options, name) is not None:
             return f"{name}= works on the CPU, before the GPU has decoded"
-    if options.get("on_error") == "skip":
+    if options.on_error == "skip":
         return "on_error='skip' leaves rows out on the CPU, before the GPU knows that they are damaged"
-    pad = options.get("pad")
+    pad = options.pad
     if pad is not None and not (isinstance(pad, Mapping) and not pad.keys() & set(names)):
         return "pad= fills up pictures on the CPU, before the GPU has decoded"
     return None
 
 
 def on_gpu(
-    decode: str, dataset: Dataset, device: torch.device, then: DeviceTransform | None, options: Mapping[str, Any]
+    decode: str, dataset: Dataset, device: torch.device, then: DeviceTransform | None, options: LoaderOptions
 ) -> tuple[Dataset, Any, list[str]]:
     """Return the dataset with JPEG cells as stored, what decodes them, and these columns; or all as it was and none."""
     if decode not in ("cpu", "gpu"):

@@ -7,21 +7,23 @@ is on its way to the device.
 
 from __future__ import annotations
 
-import inspect
 import numbers
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import torch
 
+from penstock.api import dataset_and_options, load
 from penstock.engine.front import Front
 from penstock.engine.passes import ENDED
 from penstock.engine.run import now
 from penstock.errors import LoaderClosed, PlanError
+from penstock.options import FrameworkKeywords, show_keywords
 from penstock.torch.device import DeviceTransform, check_device, mover_for, pinned
 from penstock.torch.feed import Feed
 from penstock.torch.gpu import Wrapped, on_gpu
-from penstock.torch.opened import Keywords, Opening, check_keywords, columns_for, dataset_of, with_group
+from penstock.torch.process_group import with_group
 from penstock.torch.tensors import converter
 from penstock.torch.turns import resumed_state, start_of
 
@@ -38,6 +40,7 @@ _OWNER = "penstock.torch.loader"
 _FAILED = "an earlier batch of this iterator has failed; iterate the loader anew"
 
 
+@show_keywords(FrameworkKeywords)
 def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     dataset_or_url: Any,
     *,
@@ -49,16 +52,11 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
     nulls: str | Iterable[str] = "mask",
     prefetch: int = 2,
     decode: str = "cpu",
-    columns: Iterable[Any] | None = None,
-    filters: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-    filesystem: Any = None,
-    **options: Unpack[Keywords],
+    **options: Unpack[FrameworkKeywords],
 ) -> Loader:
     """Return a loader of batches as dicts of tensors, in the one global order, which can be saved at any batch.
 
     On the CPU tensors share the memory of the decoded batch. A tensor is yours: it stays valid after the next batch.
-    Takes all keywords of `penstock.Dataset.loader` besides those below.
 
     Args:
         dataset_or_url: A `penstock.Dataset`, or what `penstock.open` takes.
@@ -77,27 +75,21 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
         decode: "gpu": JPEG columns go to the CUDA device as bytes and are decoded there (needs torchvision); where that
             cannot be done, or another option needs the pixels before, a warning says why, and the CPU decodes. See
             docs/gpu.md for when it pays.
-        columns: Columns to read; see `penstock.open`.
-        filters: Rows to keep; see `penstock.open`.
-        storage_options: For opening a URL.
-        filesystem: For opening a URL.
-        options: Any keyword of `penstock.Dataset.loader`.
+        **options: The keys of `penstock.options.FrameworkKeywords`.
 
     Raises:
         PlanError: Options that contradict each other, or a device that is not there.
         ColumnNotFound: A name in `columns` or `nulls` that is no column.
     """
-    check_keywords(options, inspect.signature(loader).parameters, owner=_OWNER)
+    dataset, given = dataset_and_options(dataset_or_url, batch_size, options, function=loader, owner=_OWNER)
     where = check_device(device, pin_memory=pin_memory, prefetch=prefetch)
     after = None if device_transform is None else DeviceTransform(device_transform)
-    opening = Opening(columns=columns, filters=filters, storage_options=storage_options, filesystem=filesystem)
-    dataset = dataset_of(dataset_or_url, opening)
-    convert = converter(nulls, columns_for(dataset, options), owner=_OWNER)
-    dataset, after, encoded = on_gpu(decode, dataset, where, after, options)
-    if encoded:  # nothing is left for more threads to do, and they would keep the one that feeds from its work
-        options.setdefault("workers", 2)
+    convert = converter(nulls, dataset.columns if given.transform is None else None, owner=_OWNER)
+    dataset, after, encoded = on_gpu(decode, dataset, where, after, given)
+    if encoded:  # decoding is off the CPU: more threads would only compete with the one that feeds the GPU
+        given = replace(given, workers=given.workers or 2)
         convert = Wrapped(convert, encoded)
-    native = dataset.loader(batch_size=batch_size, **with_group(options, group))
+    native = load(dataset, with_group(given, group))
     if where.type == "cpu":
         return Loader(native, convert, after, pin=bool(pin_memory))
     return DeviceLoader(native, convert, mover_for(where, after, pin=pin_memory is not False, depth=prefetch), prefetch)

@@ -25,6 +25,7 @@ from penstock.errors import (  # noqa: E402
     StateMismatch,
     TransformError,
 )
+from penstock.options import LoaderOptions  # noqa: E402
 from penstock.testing import make_parquet  # noqa: E402
 from penstock.torch import Batches, as_tensors, loader  # noqa: E402
 from penstock.torch.gpu import in_the_way  # noqa: E402
@@ -263,9 +264,9 @@ def test_what_needs_pixels_on_the_cpu_keeps_them_there(pictures, options, word, 
 
 
 def test_options_that_leave_pictures_alone_are_not_in_the_way():
-    assert in_the_way({}, ["image"]) is None
-    assert in_the_way({"pad": {"image": 0}}, ["image"])
-    assert in_the_way({"pad": {"text": 0}, "on_error": "raise", "transform": None}, ["image"]) is None
+    assert in_the_way(LoaderOptions(4), ["image"]) is None
+    assert in_the_way(LoaderOptions(4, pad={"image": 0}), ["image"])
+    assert in_the_way(LoaderOptions(4, pad={"text": 0}, on_error="raise", transform=None), ["image"]) is None
 
 
 def test_a_warning_of_the_plan_names_the_line_of_the_user(data):

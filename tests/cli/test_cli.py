@@ -109,7 +109,7 @@ def test_errors_are_one_line(
     [
         (
             ["rewrite", "TABLE", "THERE"],
-            "THERE exists already; write somewhere else, or pass --overwrite to replace it",
+            "THERE already exists; write somewhere else, or pass --overwrite",
         ),
         (["rewrite", "TABLE", "OUT", "--seed", "3"], "--seed 3 is for a shuffle.* without --shuffle; pass --shuffle"),
         (["rewrite", "TABLE", "OUT", "--memory-bytes", "1K"], "--memory-bytes 1024 is for a shuffle"),

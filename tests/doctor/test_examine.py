@@ -374,6 +374,6 @@ def test_rewrite_takes_its_options(tmp_path: Path, capsys: Any) -> None:
     assert len(list(out.glob("*.parquet"))) == 3
     assert pq.ParquetFile(out / "part-000000.parquet").metadata.row_group(0).column(0).compression == "UNCOMPRESSED"
     assert main(["rewrite", str(source), str(out)]) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["rewrite", str(source), str(out), "--overwrite", "--partition-by", "label"]) == 0
     assert (out / "label=3").is_dir()

@@ -118,7 +118,7 @@ def test_what_appears_in_the_last_moment_is_not_replaced(
         penstock.write(rows(100, 105), tmp_path / "d", IDS)
 
     monkeypatch.setattr(owner, name, overtaken)
-    with pytest.raises(DatasetExists, match="exists already"):
+    with pytest.raises(DatasetExists, match="already exists"):
         writer.commit()
     assert ids(tmp_path / "d") == [*range(100, 105)]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
@@ -133,14 +133,14 @@ def test_an_overwrite_that_is_overtaken_replaces_what_came_in_between(
         monkeypatch.setattr(publish_module, "exchange", lambda *_: False)
     writer = penstock.Writer(tmp_path / "d", IDS, overwrite=True)
     writer.extend(rows(0, 3))
-    real = StagedDataset.show
+    real = StagedDataset.publish
 
     def overtaken(stage: StagedDataset, **options: Any) -> None:
-        monkeypatch.setattr(StagedDataset, "show", real)
+        monkeypatch.setattr(StagedDataset, "publish", real)
         penstock.write(rows(100, 105), tmp_path / "d", IDS, overwrite=True)
         real(stage, **options)
 
-    monkeypatch.setattr(StagedDataset, "show", overtaken)
+    monkeypatch.setattr(StagedDataset, "publish", overtaken)
     writer.commit()
     assert ids(tmp_path / "d") == [0, 1, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
@@ -175,8 +175,8 @@ def test_a_filesystem_that_moves_into_a_folder_does_not_mix_datasets(
     place = WriteTarget(PyFileSystem(FSSpecHandler(fsspec.filesystem("file"))), str(tmp_path / "d"))
     (tmp_path / "staged" / "data").mkdir(parents=True)
     (tmp_path / "staged" / "data" / "x.parquet").write_bytes(b"")
-    with pytest.raises(DatasetExists, match="exists already"):
-        place.show(str(tmp_path / "staged" / "data"), overwrite=False)
+    with pytest.raises(DatasetExists, match="already exists"):
+        place.publish(str(tmp_path / "staged" / "data"), overwrite=False)
     assert ids(tmp_path / "d") == [5, 6, 7]
     assert [path.name for path in (tmp_path / "staged").rglob("*")] == ["data", "x.parquet"]
 
@@ -267,7 +267,7 @@ def test_a_folder_is_not_taken_for_dead_before_its_lock_is_held(
     monkeypatch.setattr(Lock, "acquire", slow)
     writer = penstock.Writer(tmp_path / "d", IDS)
     [child] = children
-    assert "is being written by a process that is alive" in child.communicate()[1]
+    assert "is being written by a running process" in child.communicate()[1]
     writer.extend(rows(0, 3))
     writer.commit()
     assert ids(tmp_path / "d") == [0, 1, 2]
@@ -323,9 +323,9 @@ class Dying:
         die()
 moment = sys.argv[2]
 if moment == "shown":
-    stage.StagedDataset._forget = die
+    stage.StagedDataset._remove_published = die
 if moment == "renamed":
-    stage._remove_shown = die
+    stage._remove_folder = die
 if moment == "removing":
     stage.remove = Dying(stage.remove)
 penstock.commit(sys.argv[1], parts=2)

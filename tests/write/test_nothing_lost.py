@@ -113,7 +113,7 @@ def test_a_writer_whose_folder_was_discarded_says_so(tmp_path: Path) -> None:
     writer = penstock.Writer(tmp_path / "d", IDS)
     writer.extend(rows(0, 3))
     shutil.rmtree(next(tmp_path.glob(".d.*.writing")))
-    with pytest.raises(DatasetIncomplete, match=r"is gone.*write it again"):
+    with pytest.raises(DatasetIncomplete, match=r"was removed.*write it again"):
         writer.commit()
     assert not (tmp_path / "d").exists()
 
@@ -126,7 +126,7 @@ def test_a_folder_with_anything_but_parquet_is_not_replaced(tmp_path: Path, othe
     file = tmp_path / "d" / other
     file.parent.mkdir(exist_ok=True)
     file.write_text("precious")
-    with pytest.raises(DatasetExists, match="no part of a Parquet dataset"):
+    with pytest.raises(DatasetExists, match="not part of a Parquet dataset"):
         penstock.write(rows(0, 5), tmp_path / "d", IDS, overwrite=True)
     assert file.read_text() == "precious"
 
@@ -199,7 +199,7 @@ def test_a_commit_cut_short_when_the_dataset_was_there_is_not_undone_by_the_next
     for part in range(2):
         penstock.write(rows(10 * part, 10 * part + 10), url, IDS, part=part, overwrite=True)
     with monkeypatch.context() as patch:
-        patch.setattr(StagedDataset, "_forget", killed)
+        patch.setattr(StagedDataset, "_remove_published", killed)
         if num_old or "://" not in url:  # a new target on a store has no folder of its own
             with pytest.raises(KeyboardInterrupt):
                 penstock.commit(url)
@@ -231,7 +231,7 @@ def test_a_resumed_write_that_replaces_does_not_bring_the_old_rows_back(
 ) -> None:
     penstock.write(rows(1000, 1000 + num_old), url, IDS)
     with monkeypatch.context() as patch:
-        patch.setattr(StagedDataset, "_forget", killed)
+        patch.setattr(StagedDataset, "_remove_published", killed)
         with pytest.raises(KeyboardInterrupt):
             penstock.write(rows(0, 20), url, IDS, overwrite=True, resume=True)
     assert ids(url) == list(range(20))

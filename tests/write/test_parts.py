@@ -57,7 +57,7 @@ def test_a_part_that_is_missing_or_not_finished_is_named(url: str) -> None:
     with pytest.raises(DatasetIncomplete, match=r"part 1 \(missing\), 2 \(not finished\)"):
         penstock.commit(url, parts=3)
     writer.commit()
-    with pytest.raises(StateMismatch, match=r"has a part 2 though parts=2.*penstock.discard"):
+    with pytest.raises(StateMismatch, match=r"has a part 2, but parts=2.*penstock.discard"):
         penstock.commit(url, parts=2)
     assert penstock.commit(url).rows == 11
 
@@ -121,13 +121,13 @@ def test_a_writer_alone_and_parts_do_not_mix_on_a_store() -> None:
     url = "memory://penstock-mix/d"
     try:
         writer = penstock.Writer(url, IDS)
-        with pytest.raises(DatasetExists, match="one writer without part="):
+        with pytest.raises(DatasetExists, match="being written without part="):
             penstock.Writer(url, IDS, part=0)
         writer.abort()
         part(url, 0)
         with pytest.raises(DatasetExists, match="incomplete"):
             penstock.Writer(url, IDS)
-        with pytest.raises(DatasetExists, match="writers with part="):
+        with pytest.raises(DatasetExists, match="being written with part="):
             penstock.Writer(url, IDS, resume=True)
         assert penstock.discard(url) == 1
         assert penstock.write([{"id": 3}], url, IDS).rows == 1
@@ -137,7 +137,7 @@ def test_a_writer_alone_and_parts_do_not_mix_on_a_store() -> None:
 
 def test_two_processes_with_one_part_are_refused(tmp_path: Path) -> None:
     first = penstock.Writer(tmp_path / "d", IDS, part=0)
-    with pytest.raises(DatasetExists, match="another process as part 0 too"):
+    with pytest.raises(DatasetExists, match="another process, also as part 0"):
         penstock.Writer(tmp_path / "d", IDS, part=0)
     first.append({"id": 1})
     first.commit()

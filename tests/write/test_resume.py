@@ -87,7 +87,7 @@ def test_every_source_is_passed_over(tmp_path: Path, kind: str) -> None:
 
 def test_without_anything_to_resume_it_begins(url: str) -> None:
     assert penstock.write(rows(0, 5), url, IDS, resume=True).rows == 5
-    with pytest.raises(DatasetExists, match="exists already"):
+    with pytest.raises(DatasetExists, match="already exists"):
         penstock.write(rows(0, 5), url, IDS, resume=True)
 
 
@@ -194,7 +194,7 @@ def test_a_live_writer_is_neither_resumed_nor_discarded(tmp_path: Path) -> None:
     writer = penstock.Writer(tmp_path / "d", IDS)
     with pytest.raises(DatasetExists, match="being written by another process"):
         penstock.Writer(tmp_path / "d", IDS, resume=True)
-    with pytest.raises(DatasetExists, match="alive"):
+    with pytest.raises(DatasetExists, match="running process"):
         penstock.discard(tmp_path / "d")
     writer.append({"id": 1})
     writer.commit()

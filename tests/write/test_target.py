@@ -154,10 +154,10 @@ def test_a_failed_second_rename_brings_the_old_back(tmp_path: Path, monkeypatch:
 def test_a_folder_of_other_things_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "home" / "letters").mkdir(parents=True)
     (tmp_path / "home" / "letters" / "love.txt").write_text("dear")
-    with pytest.raises(DatasetExists, match=r"holds 'letters/love.txt'"):
+    with pytest.raises(DatasetExists, match=r"contains 'letters/love.txt'"):
         write(ids(0, 5), tmp_path / "home", SCHEMA, overwrite=True)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DatasetExists, match="holds 'file'"):
+    with pytest.raises(DatasetExists, match="contains 'file'"):
         write(ids(0, 5), tmp_path / "file", SCHEMA, overwrite=True)
     assert (tmp_path / "home" / "letters" / "love.txt").read_text() == "dear"
 

@@ -34,19 +34,16 @@ from penstock.spark.task import REPORT, Gate, Target, WriteTask
 from penstock.storage.filesystem import first_look, resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.cells import refuse_names, refuse_null
-from penstock.write.commits import tidy
-from penstock.write.finish import facts_of, finish
+from penstock.write.commits import facts_of, remove_dead, write_metadata
+from penstock.write.files import Written
 from penstock.write.journal import DoneFile, Journal
 from penstock.write.layout import StorageLayout, plan_layout
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
-from penstock.write.staging import StagedDataset, claim
+from penstock.write.staging import StagedDataset, claim, totals
 from penstock.write.target import WriteTarget
-from penstock.write.writer import summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from penstock.write.files import Written
 
 _CURE = {"cure": "run the Spark job again (it begins anew)"}
 _CLEAR_S = 5.0
@@ -122,20 +119,20 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         files = _run(df, WriteTask(target, layout, options, transform))
         journal.begin({**facts, **_CURE})  # shuts the gate: an attempt that Spark no longer needs may still be at work
         stage.keep_only({file.path for file in files})
-        files = finish(stage, facts, files)
+        files = write_metadata(stage, facts, files)
     except BaseException:
         _clear(stage, gate)
         lock.release()
         raise
     try:
-        stage.show(overwrite=overwrite, files=files)
+        stage.publish(overwrite=overwrite, files=files)
     except DatasetExists:  # nothing was moved yet; after that the files are the target's, and must not be removed
         _clear(stage, gate)
         raise
     finally:
         lock.release()
-    tidy(stage)
-    return summary(str(url), files)
+    remove_dead(stage)
+    return Written(str(url), **totals(files))
 
 
 def _check_frame(df: Any) -> None:

@@ -1,18 +1,18 @@
 """Where a dataset is while it is written: a hidden folder beside the target, or the target itself under a marker.
 
-Stands between `writer` and `place`: chooses the form (see `dataset.incomplete` for both), finds what an earlier writer
-left, and shows or removes it. Cases:
+Stands between `writer` and `target`: chooses the form (`dataset.incomplete` describes both), finds what an earlier
+writer left, and publishes or removes it. Cases:
 
 - success: the target is complete, nothing else is left;
-- an error or Ctrl-C: everything is removed, unless the writer was told to keep what is safe (`resume=True`);
-- a killed process: what was there stays; the target is as it was, or says that it is incomplete;
-- a process killed once the target had appeared: what it left, the old dataset maybe, is removed by whoever comes next;
-- two writers at once without `part=`: each has its own hidden folder, and the second to end meets the first's dataset;
-  on a store the second meets the marker of the first, and where it may overwrite it the first finds the marker not to
-  be its own any more, and leaves what is there alone.
+- an error or Ctrl-C: everything is removed, unless the writer has `resume=True` and keeps finished files;
+- a killed process: its files stay; the target is as it was before, or says that it is incomplete;
+- a process killed after the target appeared: what it left, perhaps the old dataset, is removed by the next writer;
+- two writers at once without `part=`: each has its own hidden folder, and the second to finish finds the dataset of the
+  first; on a store the second finds the marker of the first, and if it may overwrite it, the first notices that the
+  marker is not its own any more, and leaves everything as it is.
 
-Folders of live writers are never removed: a writer holds its lock until the dataset has appeared, and both choosing a
-folder and removing those of dead writers happen under the mutex of the target's parent folder (`WriteTarget.mutex`).
+Folders of running writers are never removed: a writer holds its lock until the dataset has appeared, and both choosing
+a folder and removing those of dead writers happen under the mutex of the target's parent folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.errors import DatasetExists, DatasetIncomplete
 from penstock.storage import walk
 from penstock.storage.locks import Lock
 from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, put_json, remove, restore, sync_folders
-from penstock.write.target import WriteTarget, claim_alone
+from penstock.write.target import WriteTarget, claim_alone, files_below
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -52,55 +52,55 @@ if TYPE_CHECKING:
     from penstock.write.journal import DoneFile
     from penstock.write.options import WriteOptions
 
-_SHOWN = "shown.json"
-"""In a hidden folder whose dataset is about to appear, or has: which folder it is, and how much is in it."""
+_PUBLISHED = "shown.json"
+"""Written to a hidden folder before its dataset appears: which folder it is, and how many rows and files it has."""
 _GONE = "gone"
-"""What the name of a hidden folder ends with that is being removed."""
+"""Suffix of hidden folders that are being removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedDataset:
     """A dataset that is being written."""
 
-    place: WriteTarget
+    target: WriteTarget
     folder: str | None
     """The hidden folder; None: the target itself, under its marker."""
     token: str = ""
-    """What the marker of a target that is written itself says of who writes it."""
+    """Identifies the writer in the marker of a target that is written directly."""
 
     @property
     def fs(self) -> Any:
         """The filesystem of the target."""
-        return self.place.fs
+        return self.target.fs
 
     @property
     def data(self) -> str:
-        """Where the files go."""
-        return self.place.path if self.folder is None else posixpath.join(self.folder, "data")
+        """The folder of the data files."""
+        return self.target.path if self.folder is None else posixpath.join(self.folder, "data")
 
     @property
     def journal(self) -> str:
-        """Where the writers' records are."""
-        return posixpath.join(self.place.path, JOURNAL) if self.folder is None else f"{self.folder}/journal"
+        """The folder of all writers' journals."""
+        return posixpath.join(self.target.path, JOURNAL) if self.folder is None else f"{self.folder}/journal"
 
     def writer(self, part: int | None) -> str:
-        """Return the folder of one writer's records and lock."""
+        """Return the folder of one writer's journal and lock."""
         return posixpath.join(self.journal, ALONE if part is None else f"{part:06d}")
 
     def make(self) -> None:
-        """Make the folders; a target that is written itself gets its marker before anything else."""
+        """Create the folders; a target that is written directly gets its marker before anything else."""
         if self.folder is not None:
-            remove(self.fs, f"{self.folder}/{_SHOWN}")  # of an attempt that did not come to it
+            remove(self.fs, f"{self.folder}/{_PUBLISHED}")  # of an earlier attempt that was not published
         self.fs.create_dir(self.data, recursive=True)
         self.fs.create_dir(self.journal, recursive=True)
-        if self.folder is None and read_json(self.fs, self.place.marker) is None:
+        if self.folder is None and read_json(self.fs, self.target.marker) is None:
             if self.token != SHARED:
                 self._claim()
-            put_json(self.fs, self.place.marker, {"version": 1, "state": "writing", "token": self.token})
-        self.check()  # or another writer has begun since the target was looked at: what is there is not ours to remove
+            put_json(self.fs, self.target.marker, {"version": 1, "state": "writing", "token": self.token})
+        self.check()  # another writer may have started since the target was checked
 
     def _claim(self) -> None:
-        """Refuse to begin where another writer begins too, or has begun or ended since the target was looked at."""
+        """Raise DatasetExists if another writer starts now, or has started or finished since the target was checked."""
         own = f"{self.journal}/claim-{self.token}.json"
 
         def others() -> Iterator[str]:
@@ -110,112 +110,106 @@ class StagedDataset:
 
         try:
             other = claim_alone(self.fs, own, others)
-            found = self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True))
-            files = [info.path for info in found if info.type == FileType.File]
+            files = files_below(self.fs, self.data).values()
             alone = other is None and all(path.startswith(f"{self.journal}/") for path in files)
-        except FileNotFoundError:  # another writer has ended just now, and its folders with it
+        except FileNotFoundError:  # another writer has just finished, and removed the folders
             alone = False
         if not alone:
             remove(self.fs, own)
             raise DatasetExists(
-                f"{self.place.path} is being written by another process; wait until it ends, or, if it has died, pass "
-                "overwrite=True to replace what it left"
+                f"{self.target.path} is being written by another process; wait until it finishes, or, if it has died, "
+                "pass overwrite=True to replace what it left"
             )
 
     def check(self) -> None:
-        """Raise unless this dataset is still there to be written: somebody may have discarded or replaced it."""
+        """Raise if another process has discarded or replaced this dataset."""
         if self.folder is None and not self._is_ours():
             raise DatasetExists(
-                f"{self.place.path} was discarded or replaced by another writer while this one wrote; what is there "
-                "now is left as it is: write it again, or somewhere else"
+                f"{self.target.path} was discarded or replaced by another writer meanwhile; what is there now is kept: "
+                "write it again, or somewhere else"
             )
         if self.folder is not None and self.fs.get_file_info(self.data).type == FileType.NotFound:
             raise DatasetIncomplete(
-                f"{self.place.path} cannot be written any further: {self.data} is gone, by penstock.discard or another "
-                "writer with overwrite=True; write it again"
+                f"{self.target.path} cannot be written any further: {self.data} was removed by penstock.discard or "
+                "another writer with overwrite=True; write it again"
             )
 
     def _is_ours(self) -> bool:
-        found = read_json(self.fs, self.place.marker)
+        found = read_json(self.fs, self.target.marker)
         return found is not None and found.get("token", "") == self.token and not found.get("from")
 
     def is_moving(self) -> bool:
-        """Tell whether files of a hidden folder have begun to replace those of the target: nothing can be undone."""
-        return self.folder is not None and (read_json(self.fs, self.place.marker) or {}).get("from") == self.data
+        """Tell whether files of the hidden folder have started to replace those of the target: no way back."""
+        return self.folder is not None and (read_json(self.fs, self.target.marker) or {}).get("from") == self.data
 
     def keep_only(self, files: Collection[str]) -> None:
-        """Remove Parquet files that are none of these (relative paths): left by whoever, they are no part of it."""
-        for info in self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True)):
-            relative = info.path[len(self.data) :].lstrip("/")
-            if info.type == FileType.File and relative.endswith(".parquet") and relative not in files:
-                self.fs.delete_file(info.path)
+        """Remove all Parquet files but these (relative paths)."""
+        for relative, path in files_below(self.fs, self.data).items():
+            if relative.endswith(".parquet") and relative not in files:
+                self.fs.delete_file(path)
 
-    def show(self, *, overwrite: bool, files: Sequence[DoneFile]) -> None:
-        """Make the target appear, complete; another writer may have been faster, and then DatasetExists is raised."""
+    def remove_files(self, prefix: str, *, keep: Collection[str]) -> None:
+        """Remove the files of one writer, except those to keep (relative paths)."""
+        form = re.compile(re.escape(prefix) + r"\d{6}\.parquet")
+        for relative, path in files_below(self.fs, self.data).items():
+            if form.fullmatch(posixpath.basename(relative)) and relative not in keep:
+                self.fs.delete_file(path)
+
+    def publish(self, *, overwrite: bool, files: Sequence[DoneFile]) -> None:
+        """Make the target appear, complete; raises DatasetExists if another writer was faster."""
         if self.folder is None:
             self.check()
-            self.place.unmark()
+            self.fs.delete_file(self.target.marker)
+            remove(self.fs, self.journal)
             return
         if not self.is_moving():
-            self.place.check(overwrite=overwrite)
+            self.target.check(overwrite=overwrite)
         sync_folders(self.fs, [self.data])
-        put_json(self.fs, f"{self.folder}/{_SHOWN}", {"inode": _inode(self.fs, self.data), **numbers(files)})
-        self.place.show(self.data, overwrite=overwrite, files=[file.path for file in files])
-        self._forget()
+        put_json(self.fs, f"{self.folder}/{_PUBLISHED}", {"inode": _inode(self.fs, self.data), **totals(files)})
+        self.target.publish(self.data, overwrite=overwrite, files=[file.path for file in files])
+        self._remove_published()
 
-    def shown(self) -> dict[str, Any] | None:
-        """Return the numbers of the dataset if it has appeared already, though this folder is still there; else None.
+    def published(self) -> dict[str, Any] | None:
+        """Return the totals of the dataset if it was published already, although this folder still exists; else None.
 
-        What lies in `data` then is the old dataset, or nothing.
+        `data` is then the old dataset, or gone.
         """
-        found = None if self.folder is None else read_json(self.fs, f"{self.folder}/{_SHOWN}")
+        found = None if self.folder is None else read_json(self.fs, f"{self.folder}/{_PUBLISHED}")
         if found is None or self.is_moving():
             return None
         inode = found.pop("inode")
-        if inode is not None and _inode(self.fs, self.data) == inode:
-            return None
-        if inode is None and _has_files(self.fs, self.data):
-            return None
-        return found
+        pending = files_below(self.fs, self.data) if inode is None else _inode(self.fs, self.data) == inode
+        return None if pending else found
 
-    def _forget(self) -> None:
-        """Remove the folder when the target has appeared: what says so goes last, so that it is known after a kill."""
+    def _remove_published(self) -> None:
+        """Remove the folder of a published dataset; the file that says so goes last, in case of a kill."""
         if self.folder is None:
             return
         folder = self.folder
-        if can_rename(self.fs):  # in one step, by a name under which nobody writes
-            with contextlib.suppress(*FILESYSTEM_ERRORS):  # somebody else may have been faster
+        if can_rename(self.fs):  # renamed first: nobody writes in a folder of this name
+            with contextlib.suppress(*FILESYSTEM_ERRORS):  # another process may be removing it
                 folder = self.folder.removesuffix("writing") + _GONE
                 self.fs.move(self.folder, folder)
-        _remove_shown(self.fs, folder)
-
-    def remove_files(self, prefix: str, *, keep: Collection[str]) -> None:
-        """Remove a writer's files, but for those to keep (relative paths)."""
-        form = re.compile(re.escape(prefix) + r"\d{6}\.parquet")
-        for info in self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True)):
-            relative = info.path[len(self.data) :].lstrip("/")
-            if info.type == FileType.File and form.fullmatch(info.base_name) and relative not in keep:
-                self.fs.delete_file(info.path)
+        _remove_folder(self.fs, folder)
 
     def remove(self) -> None:
         """Remove everything that was written here, and nothing else; the marker goes last."""
         if self.folder is not None:
-            restore(self.fs, self.data, self.place.path)
+            restore(self.fs, self.data, self.target.path)
             remove(self.fs, self.folder)
             return
         if not self._is_ours():
             return
-        before = set((read_json(self.fs, self.place.marker) or {}).get("before", ()))
-        for info in self.fs.get_file_info(FileSelector(self.data, recursive=True, allow_not_found=True)):
-            relative = info.path[len(self.data) :].lstrip("/")
+        before = set((read_json(self.fs, self.target.marker) or {}).get("before", ()))
+        for relative, path in files_below(self.fs, self.data).items():
             added = relative not in before and (not before or relative.endswith(".parquet"))
-            if info.type == FileType.File and added and info.path != self.place.marker:
-                self.fs.delete_file(info.path)
-        remove(self.fs, self.place.marker if before else self.place.path)
+            if added and path != self.target.marker:
+                self.fs.delete_file(path)
+        remove(self.fs, self.target.marker if before else self.target.path)
 
 
 def _inode(fs: Any, path: str) -> int | None:
-    """Return what tells a local folder from others, under whatever name; None elsewhere, or where there is none."""
+    """Return what identifies a local folder under whatever name; None on stores, or if it does not exist."""
     if not isinstance(fs, LocalFileSystem):
         return None
     try:
@@ -224,13 +218,8 @@ def _inode(fs: Any, path: str) -> int | None:
         return None
 
 
-def _has_files(fs: Any, path: str) -> bool:
-    found = fs.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
-    return any(info.type == FileType.File for info in found)
-
-
-def numbers(files: Sequence[DoneFile]) -> dict[str, int]:
-    """Return what `Written` says of some files."""
+def totals(files: Sequence[DoneFile]) -> dict[str, int]:
+    """Return the fields of `Written` for some files."""
     return {
         "rows": sum(file.rows for file in files),
         "files": len(files),
@@ -239,184 +228,175 @@ def numbers(files: Sequence[DoneFile]) -> dict[str, int]:
     }
 
 
-def forget_shown(place: WriteTarget) -> dict[str, dict[str, Any]]:
-    """Remove what writers left that were killed when the target had appeared; return the folders and their numbers."""
+def remove_published(target: WriteTarget) -> dict[str, dict[str, Any]]:
+    """Remove what writers left that were killed after publishing; return totals by hidden folder."""
     found = {}
-    for folder in hidden_folders(place.fs, place.path):
-        stage = StagedDataset(place, folder)
-        shown = stage.shown()
-        if shown is not None:
-            found[folder] = shown
-            stage._forget()
-    for folder in hidden_folders(place.fs, place.path, _GONE):
-        shown = read_json(place.fs, f"{folder}/{_SHOWN}")
-        if shown is not None:
-            shown.pop("inode")
-            found[folder.removesuffix(_GONE) + "writing"] = shown
-        _remove_shown(place.fs, folder)
+    for folder in hidden_folders(target.fs, target.path):
+        stage = StagedDataset(target, folder)
+        published = stage.published()
+        if published is not None:
+            found[folder] = published
+            stage._remove_published()
+    for folder in hidden_folders(target.fs, target.path, _GONE):
+        published = read_json(target.fs, f"{folder}/{_PUBLISHED}")
+        if published is not None:
+            published.pop("inode")
+            found[folder.removesuffix(_GONE) + "writing"] = published
+        _remove_folder(target.fs, folder)
     return found
 
 
-def _remove_shown(fs: Any, folder: str) -> None:
+def _remove_folder(fs: Any, folder: str) -> None:
     for info in fs.get_file_info(FileSelector(folder, allow_not_found=True)):
-        if info.base_name != _SHOWN:
+        if info.base_name != _PUBLISHED:
             remove(fs, info.path)
     remove(fs, folder)
 
 
-def claim(place: WriteTarget, options: WriteOptions) -> tuple[StagedDataset, Lock]:
-    """Choose the stage to write in, and take this writer's lock in it before anybody can take it for a dead one's.
+def claim(target: WriteTarget, options: WriteOptions) -> tuple[StagedDataset, Lock]:
+    """Choose where to write, and take this writer's lock there before another process can consider it dead.
 
     Raises:
-        DatasetExists: something is at the target that may not be replaced, or another process writes this very part.
+        DatasetExists: something is at the target that may not be replaced, or another process writes the same part.
     """
-    if isinstance(place.fs, LocalFileSystem):
-        os.makedirs(posixpath.dirname(place.path), exist_ok=True)  # the folder of the mutex
-    with place.mutex():
+    if isinstance(target.fs, LocalFileSystem):
+        os.makedirs(posixpath.dirname(target.path), exist_ok=True)  # the folder of the mutex
+    with target.mutex():
         try:
-            stage = choose(place, options)
+            stage = choose(target, options)
         except FileNotFoundError as error:
-            if can_rename(place.fs):
+            if can_rename(target.fs):
                 raise
             raise DatasetExists(
-                f"{place.path} is being written or replaced by another process at the same time; wait until it ends"
+                f"{target.path} is being written or replaced by another process; wait until it finishes"
             ) from error
-        lock = Lock(place.fs, stage.writer(options.part))
+        lock = Lock(target.fs, stage.writer(options.part))
         if not lock.acquire():
             raise DatasetExists(
-                f"{place.path} is being written by another process"
-                + ("" if options.part is None else f" as part {options.part} too")
-                + "; wait until it ends, or end it"
+                f"{target.path} is being written by another process"
+                + ("" if options.part is None else f", also as part {options.part}")
+                + "; wait until it finishes, or end it"
             )
     return stage, lock
 
 
-def choose(place: WriteTarget, options: WriteOptions) -> StagedDataset:
-    """Return the stage to write in, made: a new one, or one that an earlier writer or other parts have begun.
+def choose(target: WriteTarget, options: WriteOptions) -> StagedDataset:
+    """Return where to write, created: new, or what an earlier writer or the writers of other parts have started.
 
     Raises:
-        DatasetExists: something is at the target, whole or unfinished, that may not be replaced.
+        DatasetExists: something is at the target, complete or not, that may not be replaced.
     """
-    forget_shown(place)
-    stage = _marked(place)
-    by_spark = "cure" in (read_json(place.fs, place.marker) or {})
+    remove_published(target)
+    stage = _marked(target)
+    by_spark = "cure" in (read_json(target.fs, target.marker) or {})
     if stage is not None and (by_spark or (options.part is None and not options.resume)):
         if not options.overwrite:
-            raise DatasetExists(_why(place))
+            raise DatasetExists(_why(target))
         if by_spark or stage.folder is not None:
             stage.remove()
-        stage = None  # files in the target itself stay until the new ones replace them: their writer may be alive
+        stage = None  # files in the target itself stay until the new ones replace them: their writer may be running
     if stage is None:
-        if options.resume and not options.overwrite and not place.is_free():
+        if options.resume and not options.overwrite and not target.is_free():
             raise DatasetExists(
-                f"{place.path} exists already, and nothing is left to resume; write somewhere else, or pass "
+                f"{target.path} already exists, and there is nothing to resume; write somewhere else, or pass "
                 "overwrite=True to replace it"
             )
-        place.check(overwrite=options.overwrite)
-        remove(place.fs, place.note)  # of a block of Spark that is over, or was killed
+        target.check(overwrite=options.overwrite)
+        remove(target.fs, target.note)  # of a Spark block that has ended, or was killed
         if options.part is None and not options.resume and not options.overwrite:
-            _refuse_losing(place)
-        token = os.urandom(6).hex() if options.part is None else SHARED  # parts begin at the same time
-        stage = StagedDataset(
-            place, _folder(place, options) if can_rename(place.fs) or not place.is_free() else None, token
-        )
+            _refuse_losing(target)
+        token = os.urandom(6).hex() if options.part is None else SHARED  # parts start at the same time
+        hidden = _folder(target, options) if can_rename(target.fs) or not target.is_free() else None
+        stage = StagedDataset(target, hidden, token)
     stage.make()
-    _refuse_mixing(stage, options.part)
+    names = {posixpath.basename(folder) for folder in writers(stage.fs, stage.journal)}
+    if (ALONE in names) if options.part is not None else (names - {ALONE}):
+        others = "with part=" if options.part is None else "without part="
+        raise DatasetExists(
+            f"{target.path} is being written {others}, or was and is incomplete; finish that, or penstock.discard(url)"
+        )
     return stage
 
 
-def _refuse_losing(place: WriteTarget) -> None:
-    """Raise DatasetExists where an earlier writer has left rows for another to go on with."""
-    for folder in hidden_folders(place.fs, place.path):
+def _refuse_losing(target: WriteTarget) -> None:
+    """Raise DatasetExists if an earlier writer left finished files that can be resumed."""
+    for folder in hidden_folders(target.fs, target.path):
         journal = posixpath.join(folder, "journal")
-        for writer in writers(place.fs, journal):
-            facts = read_json(place.fs, posixpath.join(writer, BEGIN)) or {}
+        for writer in writers(target.fs, journal):
+            facts = read_json(target.fs, posixpath.join(writer, BEGIN)) or {}
             is_kept = facts.get("resume") or posixpath.basename(writer) != ALONE
-            if is_kept and safe_rows(place.fs, writer):
-                raise DatasetExists(str(incomplete(place.fs, place.path, journal)))
+            if is_kept and safe_rows(target.fs, writer):
+                raise DatasetExists(str(incomplete(target.fs, target.path, journal)))
 
 
-def _why(place: WriteTarget) -> str:
+def _why(target: WriteTarget) -> str:
     try:
-        refuse_marked(place.fs, place.path)
+        refuse_marked(target.fs, target.path)
     except DatasetIncomplete as error:
         return str(error)
-    return f"{place.path} is incomplete"
+    return f"{target.path} is incomplete"
 
 
-def _folder(place: WriteTarget, options: WriteOptions) -> str:
+def _folder(target: WriteTarget, options: WriteOptions) -> str:
+    """Return the hidden folder for a new writer, or the one to resume."""
     if options.part is not None:
-        return place.hidden(SHARED)
+        return target.hidden(SHARED)
     if options.resume:
-        found = [folder for folder in hidden_folders(place.fs, place.path) if _can_resume(place, folder)]
-        free = [folder for folder in found if is_idle(place.fs, posixpath.join(folder, "journal", ALONE))]
+        alone = {folder: posixpath.join(folder, "journal", ALONE) for folder in hidden_folders(target.fs, target.path)}
+        facts = {folder: read_json(target.fs, posixpath.join(writer, BEGIN)) for folder, writer in alone.items()}
+        # What Spark began cannot be resumed: its journal says what to do instead.
+        found = [folder for folder, fact in facts.items() if fact is not None and "cure" not in fact]
+        free = [folder for folder in found if is_idle(target.fs, alone[folder])]
         if found and not free:
             raise DatasetExists(
-                f"{place.path} is being written by another process, in {found[0]}; wait until it ends, or end it"
+                f"{target.path} is being written by another process, in {found[0]}; wait until it finishes, or end it"
             )
         if free:
-            return max(free, key=lambda folder: safe_rows(place.fs, posixpath.join(folder, "journal", ALONE)))
-    return place.hidden(os.urandom(6).hex())
-
-
-def _can_resume(place: WriteTarget, folder: str) -> bool:
-    """Tell whether a hidden folder is that of a writer without part=; what Spark began says its own cure."""
-    facts = read_json(place.fs, posixpath.join(folder, "journal", ALONE, BEGIN))
-    return facts is not None and folder != place.hidden(SHARED) and "cure" not in facts
+            return max(free, key=lambda folder: safe_rows(target.fs, alone[folder]))
+    return target.hidden(os.urandom(6).hex())
 
 
 def is_idle(fs: Any, folder: str) -> bool:
-    """Tell whether no live process is known to hold the lock of this writer's folder."""
+    """Tell whether no running process is known to hold the lock of this writer's folder."""
     return not Lock(fs, folder).is_held()
 
 
-def _refuse_mixing(stage: StagedDataset, part: int | None) -> None:
-    names = {posixpath.basename(folder) for folder in writers(stage.fs, stage.journal)}
-    alone = ALONE in names
-    if (part is not None and alone) or (part is None and names - {ALONE}):
-        others = "one writer without part=" if alone else "writers with part="
-        raise DatasetExists(
-            f"{stage.place.path} is being written by {others}, or was and is incomplete; finish that, "
-            "or penstock.discard(url)"
-        )
-
-
-def _marked(place: WriteTarget) -> StagedDataset | None:
-    """Return the unfinished dataset whose marker is in the target, None where there is none."""
-    marker = read_json(place.fs, place.marker)
+def _marked(target: WriteTarget) -> StagedDataset | None:
+    """Return the unfinished dataset whose marker is in the target, None if there is no marker."""
+    marker = read_json(target.fs, target.marker)
     if marker is None:
         return None
     folder = str(marker["from"]).rpartition("/")[0] if marker.get("from") else None
-    return StagedDataset(place, folder, str(marker.get("token", "")))
+    return StagedDataset(target, folder, str(marker.get("token", "")))
 
 
-def adopt_note(place: WriteTarget) -> None:
-    """Put the note that a block of `materialize_dataset` left, whose driver was killed, into the target as its marker.
+def adopt_note(target: WriteTarget) -> None:
+    """Turn the note of a `materialize_dataset` block whose driver was killed into a marker in the target.
 
-    Only where the target does not open for that reason: a dataset that somebody has written since is complete.
+    Only if the target does not open because of it: a dataset that was written since then is complete.
 
     Raises:
-        DatasetExists: the block's process, on this machine, is alive.
+        DatasetExists: the process of the block, on this machine, is still running.
     """
-    note = read_json(place.fs, place.note)
+    note = read_json(target.fs, target.note)
     if note is None:
         return
-    if _is_alive(note.get("process")):
+    if _is_running(note.get("process")):
         raise DatasetExists(
-            f"{place.path} is being written in a block of materialize_dataset; end that first, or, if there is none, "
-            f"remove {place.note}"
+            f"{target.path} is being written in a block of materialize_dataset; end that first, or, if there is none, "
+            f"remove {target.note}"
         )
     try:
-        if not place.is_free():
-            refuse_block(place.fs, place.path, [name for name, _ in walk(place.fs, place.path)])
+        if not target.is_free():
+            refuse_block(target.fs, target.path, [name for name, _ in walk(target.fs, target.path)])
     except DatasetIncomplete:
-        if read_json(place.fs, place.marker) is None:
-            put_json(place.fs, place.marker, {"cure": note["cure"], "before": note["before"]})
-    remove(place.fs, place.note)
+        if read_json(target.fs, target.marker) is None:
+            put_json(target.fs, target.marker, {"cure": note["cure"], "before": note["before"]})
+    remove(target.fs, target.note)
 
 
-def _is_alive(process: Any) -> bool:
-    """Tell whether a process is, as `this_process` has told of it; of other machines nobody knows."""
+def _is_running(process: Any) -> bool:
+    """Tell whether the process that `this_process` described is running; False if it is on another machine."""
     mine = this_process()
     if not isinstance(process, list) or process[:1] != mine[:1]:
         return False
@@ -431,10 +411,10 @@ def _is_alive(process: Any) -> bool:
     return True
 
 
-def unfinished(place: WriteTarget) -> list[StagedDataset]:
-    """Return every unfinished writing of a target, those of several parts first."""
-    marked = _marked(place)
-    folders = hidden_folders(place.fs, place.path)
-    folders.sort(key=lambda folder: folder != place.hidden(SHARED))
+def unfinished(target: WriteTarget) -> list[StagedDataset]:
+    """Return every unfinished write of a target, that of several parts first."""
+    marked = _marked(target)
+    folders = hidden_folders(target.fs, target.path)
+    folders.sort(key=lambda folder: folder != target.hidden(SHARED))
     found = [] if marked is None else [marked]
-    return found + [StagedDataset(place, folder) for folder in folders if marked is None or folder != marked.folder]
+    return found + [StagedDataset(target, folder) for folder in folders if marked is None or folder != marked.folder]

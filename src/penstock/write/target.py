@@ -1,12 +1,12 @@
 """The target of a write: whether it may be written or replaced, and how the finished dataset gets there.
 
-`stage` fills a hidden folder and this module puts it in the target's place; the dataset appears whole or not at all.
-It knows filesystems and paths, not Parquet:
+`staging` fills a hidden folder and this module puts it in the target's place: the dataset appears complete or not at
+all. It knows filesystems and paths, not Parquet:
 
-- filesystems that rename: `storage.publish` does it, and a target that appeared meanwhile is checked again;
+- filesystems that rename: `storage.publish` does it, and checks again a target that appeared meanwhile;
 - object stores: a marker is written to the target, the old files are deleted, the new ones moved one by one, and the
-  marker is deleted last; a dataset with a marker does not open, and committing again continues. One writer at a time
-  does so: others are refused.
+  marker is deleted last. A dataset with a marker does not open, and committing again continues. Only one writer at a
+  time may do so; others are refused.
 """
 
 from __future__ import annotations
@@ -43,8 +43,14 @@ _CLAIM_TRIES = 8
 _CLAIM_PAUSE_S = 0.08
 
 
+def files_below(fs: FileSystem, folder: str) -> dict[str, str]:
+    """Return the path of every file below a folder by its relative path; {} if there is no such folder."""
+    found = fs.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
+    return {info.path[len(folder) :].lstrip("/"): info.path for info in found if info.type == FileType.File}
+
+
 def claim_alone(fs: FileSystem, path: str, others: Callable[[], Iterable[str]]) -> str | None:
-    """Claim exclusive access on a store, which has no locks, by a small file; None: this process has it.
+    """Claim exclusive access on a store, which has no locks, by a small file; returns None if this process has it.
 
     `others` lists the claims of other writers. Each writes its own claim before it looks for others, so of two at once
     at least one sees the other; it withdraws its claim and tries again after a while. Returns a claim that stays.
@@ -61,15 +67,15 @@ def claim_alone(fs: FileSystem, path: str, others: Callable[[], Iterable[str]]) 
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """A target folder on a filesystem."""
+    """The folder that a dataset is written to, on its filesystem."""
 
     fs: FileSystem
     path: str
-    """Without a slash at the end."""
+    """Without a trailing slash."""
 
     @classmethod
     def at(cls, fs: FileSystem, path: str) -> WriteTarget:
-        """Return the place that a path means: where it is a link, that which it leads to."""
+        """Return the target of a path; a symbolic link is followed and stays."""
         path = path.rstrip("/") or path
         if isinstance(fs, LocalFileSystem) and os.path.islink(path):
             path = os.path.realpath(path).replace(os.sep, "/")
@@ -82,7 +88,7 @@ class WriteTarget:
 
     @property
     def note(self) -> str:
-        """The file beside the target that says that Spark writes it in a block."""
+        """The file beside the target that says that Spark writes it in a `materialize_dataset` block."""
         return note_path(self.path)
 
     def hidden(self, token: str) -> str:
@@ -91,7 +97,7 @@ class WriteTarget:
         return posixpath.join(parent, hidden_name(name, token))
 
     def mutex(self) -> contextlib.AbstractContextManager[bool]:
-        """Hold the lock of the folder that holds the target: see `storage.locks`."""
+        """Hold the lock of the target's parent folder: see `storage.locks`."""
         return mutex(self.fs, posixpath.dirname(self.path))
 
     def is_free(self) -> bool:
@@ -103,47 +109,43 @@ class WriteTarget:
         if self.is_free():
             return
         if not overwrite:
-            raise DatasetExists(
-                f"{self.path} exists already; write somewhere else, or pass overwrite=True to replace it"
-            )
+            raise DatasetExists(f"{self.path} already exists; write somewhere else, or pass overwrite=True")
         other = self._other_file()
         if other is not None:
             raise DatasetExists(
-                f"{self.path} holds {other!r}, which is no part of a Parquet dataset, so overwrite=True will not "
+                f"{self.path} contains {other!r}, which is not part of a Parquet dataset, so overwrite=True does not "
                 "replace it; write somewhere else, or remove it yourself"
             )
 
     def _other_file(self) -> str | None:
-        """Return the first name below the target that no Parquet dataset would hold, or None."""
+        """Return the first name below the target that a Parquet dataset would not contain, or None."""
         while True:
             info = self.fs.get_file_info(self.path)
             if info.type == FileType.File:
                 return None if info.path.endswith(_PARQUET) else str(info.base_name)
             try:
-                listed = self.fs.get_file_info(FileSelector(self.path, recursive=True, allow_not_found=True))
+                return next((name for name in files_below(self.fs, self.path) if not _belongs(name)), None)
             except FileNotFoundError:  # another writer has just replaced it
                 continue
-            files = [str(found.path)[len(self.path) :].lstrip("/") for found in listed if found.type == FileType.File]
-            return next((relative for relative in files if not _belongs(relative)), None)
 
-    def show(self, folder: str, *, overwrite: bool, files: Iterable[str] = ()) -> None:
+    def publish(self, folder: str, *, overwrite: bool, files: Iterable[str] = ()) -> None:
         """Put a complete folder, which holds these files (relative paths), in the target's place.
 
         Raises:
-            DatasetExists: something is there that may not be replaced, also if it appeared a moment ago.
+            DatasetExists: something is there that may not be replaced, even if it appeared a moment ago.
         """
-        if not can_rename(self.fs):
-            try:
-                self._move_files(folder, files)
-            except FileNotFoundError as error:  # another writer has taken this one for dead, and removed its files
-                raise self._taken(None) from error
+        if can_rename(self.fs):
+            publish_folder(self.fs, folder, self.path, check=lambda: self.check(overwrite=overwrite))
             return
-        publish_folder(self.fs, folder, self.path, check=lambda: self.check(overwrite=overwrite))
+        try:
+            self._move_files(folder, files)
+        except FileNotFoundError as error:  # another writer considered this one dead, and removed its files
+            raise self._taken(None) from error
 
     def _move_files(self, folder: str, wanted: Iterable[str]) -> None:
         """Replace the files of a target on a store; a target whose marker says `moving` has no old files left.
 
-        One writer at a time: the claim in its hidden folder goes with that folder.
+        One writer at a time: its claim lies in its hidden folder and is removed with it.
         """
         fs, mine = self.fs, posixpath.dirname(folder)
 
@@ -158,30 +160,29 @@ class WriteTarget:
         found = read_json(fs, self.marker) or {}
         if (found.get("state"), found.get("from")) != ("moving", folder):
             put_json(fs, self.marker, {"version": 1, "state": "removing", "from": folder})
-            for path in _files(fs, self.path):
+            for path in files_below(fs, self.path).values():
                 if path != self.marker:
                     fs.delete_file(path)
             self._check_mover(folder)
             put_json(fs, self.marker, {"version": 1, "state": "moving", "from": folder})
 
-        def move(path: str) -> None:
-            target = self.path + path[len(folder) :]
+        def move(relative: str) -> None:
+            target = posixpath.join(self.path, relative)
             fs.create_dir(posixpath.dirname(target), recursive=True)
-            fs.move(path, target)
+            fs.move(posixpath.join(folder, relative), target)
 
-        files = _files(fs, folder)
+        files = list(files_below(fs, folder))
         with ThreadPoolExecutor(_MOVES) as pool:
             for start in range(0, len(files), _MOVES):
                 self._check_mover(folder)
                 list(pool.map(move, files[start : start + _MOVES]))
         self._check_mover(folder)
-        there = set(_files(fs, self.path))
-        if not all(posixpath.join(self.path, name) in there for name in wanted):
+        if not set(wanted) <= files_below(fs, self.path).keys():
             raise self._taken(None)
         fs.delete_file(self.marker)
 
     def _check_mover(self, folder: str) -> None:
-        """Raise where another writer has begun anew on a target that it took for one that was left incomplete."""
+        """Raise if another writer has started over because it considered this one dead."""
         found = (read_json(self.fs, self.marker) or {}).get("from")
         if found != folder:
             raise self._taken(found)
@@ -190,23 +191,13 @@ class WriteTarget:
         return DatasetExists(
             f"{self.path} is being replaced by another writer"
             + (f", from {other}" if other else "")
-            + "; what is there now is left as it is: write it again when that one has ended, or, if it has died, after "
+            + "; what is there now is kept: write it again when that writer has finished, or, if it has died, after "
             "penstock.discard(url)"
         )
 
-    def unmark(self) -> None:
-        """Say that the files in the target itself are all there."""
-        self.fs.delete_file(self.marker)
-        remove(self.fs, posixpath.join(self.path, JOURNAL))
-
-
-def _files(fs: FileSystem, folder: str) -> list[str]:
-    found = fs.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
-    return [info.path for info in found if info.type == FileType.File]
-
 
 def _belongs(relative: str) -> bool:
-    """Tell whether a file is one that Parquet datasets have: data in the folders of partitions, or known metadata."""
+    """Tell whether a file is one that Parquet datasets have: data in partition folders, or known metadata."""
     *folders, name = relative.split("/")
     if folders[:1] == [JOURNAL] or folders[:1] == ["_temporary"]:
         return True

@@ -23,14 +23,14 @@ from penstock.errors import InternalError, SchemaError, StateMismatch
 from penstock.progress import Progress
 from penstock.storage.filesystem import first_look, resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, remove
+from penstock.write.commits import facts_of, remove_dead, same_layout, write_metadata
 from penstock.write.files import FileWriter, Written
-from penstock.write.finish import facts_of, finish, same_layout
 from penstock.write.journal import DoneFile, Journal
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
 from penstock.write.pipeline import Pipeline
 from penstock.write.rows import Hands, RowBuffer
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
-from penstock.write.staging import claim, numbers
+from penstock.write.staging import claim, totals
 from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:
@@ -279,17 +279,15 @@ class Writer:
             self._close()
             if self._options.part is None:
                 with self._told():
-                    self._stage.show(overwrite=self._options.overwrite, files=files)
+                    self._stage.publish(overwrite=self._options.overwrite, files=files)
         except BaseException:
             self.abort()
             raise
         self._lock.release()
         self._is_over = True
-        self._written = summary(self._url, files)
+        self._written = Written(self._url, **totals(files))
         if self._options.part is None:
-            from penstock.write.commits import tidy  # late: it needs this module
-
-            tidy(self._stage)
+            remove_dead(self._stage)
         return self._written
 
     def _finish(self) -> Sequence[DoneFile]:
@@ -299,7 +297,7 @@ class Writer:
             return self._journal.files
         self._journal.wait()
         self._stage.check()
-        files = finish(self._stage, self._facts, self._journal.files)
+        files = write_metadata(self._stage, self._facts, self._journal.files)
         self._stage.keep_only({file.path for file in files})
         return files
 
@@ -340,8 +338,3 @@ class Writer:
             self.abort()
         elif self._is_open:
             self.commit()
-
-
-def summary(url: str, files: Sequence[DoneFile]) -> Written:
-    """Return what was written, in numbers."""
-    return Written(url, **numbers(files))

@@ -335,7 +335,7 @@ def make_readable_by_petastorm(path: Path) -> None:
     from penstock.dataset.store_schema import store_schema
 
     dataset = penstock.open(str(path))
-    store_schema(dataset._source, dataset.schema, summary=False)
+    store_schema(dataset.source, dataset.schema, summary=False)
 
 
 def _show(dataset: Dataset, done: int) -> None:

@@ -136,7 +136,7 @@ def main() -> None:
 
         data.generate(data.find("p_jpeg"), args.folder)
     dataset = penstock.open(str(args.folder / "p_jpeg"), columns=["image", "label"])
-    raw = dataset._undecoded(["image"])
+    raw = dataset.without_decoding(["image"])
     cells = [bytes(cell) for cell in raw.take(range(min(2048, len(raw))))["image"]]
     cores = os.cpu_count() or 1
     print(json.dumps({"gpu": torch.cuda.get_device_name(), "cores": cores, "torch": torch.__version__}), flush=True)

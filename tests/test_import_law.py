@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 # and `progress`, which may see `errors`.
 MAP = [
     {"errors", "halt"},
-    {"options", "progress", "nulls"},
+    {"options", "progress", "nulls", "plugins"},
     {"alias"},
     {"aliases"},
     {"storage"},
     {"codecs"},
     {"schema"},
+    {"source"},
     {"dataset"},
     {"predicates"},
     {"plan"},

@@ -12,6 +12,7 @@ from penstock.codecs import register_codec
 from penstock.options import Window
 from penstock.schema import Unischema, UnischemaField
 from penstock.schema.transform import TransformSpec
+from penstock.source import register_source
 from penstock.write import write
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ __all__ = [
     "mix",
     "open",
     "register_codec",
+    "register_source",
     "write",
     "write_folder",
 ]

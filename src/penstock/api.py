@@ -10,13 +10,12 @@ import operator
 import warnings
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.dataset import Selection, open_parquet, pick_columns
-from penstock.dataset.fields import naming_file
 from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
 from penstock.engine.build import Builder
@@ -28,7 +27,7 @@ from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import Decode, Fold
 from penstock.engine.stats import Stats
 from penstock.engine.take import take_rows
-from penstock.errors import NotSorted, PenstockWarning, PlanError
+from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.options import (
     MEMORY_BYTES,
     OPENING,
@@ -43,14 +42,14 @@ from penstock.options import (
 from penstock.plan.grouping import RowGrouping, WindowGrouping
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
+from penstock.source import find_opener
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.dataset import ParquetSource
     from penstock.dataset.row_filter import RowFilter
     from penstock.engine.columns import Column
     from penstock.engine.loader import Make
@@ -60,8 +59,12 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan
     from penstock.plan.windows import WindowRule, WindowTable
     from penstock.schema import Unischema
+    from penstock.source import Source
 
 __all__ = ["Dataset", "Loader", "open"]
+
+_ITER_ROWS = 256
+"""Rows that iterating a dataset decodes at once."""
 
 
 def open(  # noqa: PLR0913 -- a public factory takes flat keywords
@@ -112,20 +115,33 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         raise PlanError(f"verify=True needs pyarrow 15 or newer; this is {pa.__version__}")
     if schema is not None and not hasattr(schema, "fields"):
         raise TypeError(f"schema= takes a penstock.Unischema; got {type(schema).__name__}")
-    found = open_parquet(
-        source,
-        storage_options=storage_options,
-        filesystem=filesystem,
-        columns=columns,
-        schema=schema,
-        on_error=on_error,
-        cache=None if cache is None else _as_cache(cache),
-        format=format,
-        verify=verify,
-    )
-    names = pick_columns(found.arrow_schema.names, columns)
-    opened = Dataset(found, Selection.all(found.chunk_rows), names)
+    opener = find_opener(source) if filesystem is None else None
+    found: Source
+    if opener is not None:
+        given = {"columns": columns, "storage_options": storage_options, "schema": schema, "cache": cache}
+        given |= {"format": format, "on_error": None if on_error == "raise" else on_error}
+        given |= {"verify": None if verify == "first" else verify}
+        found = opener(source, **{name: value for name, value in given.items() if value is not None})
+    else:
+        found = open_parquet(
+            source,
+            storage_options=storage_options,
+            filesystem=filesystem,
+            columns=columns,
+            schema=schema,
+            on_error=on_error,
+            cache=None if cache is None else _as_cache(cache),
+            format=format,
+            verify=verify,
+        )
+    opened = dataset_of(found, columns)
     return opened if filters is None else opened.where(filters)
+
+
+def dataset_of(source: Source, columns: Iterable[Any] | None = None) -> Dataset:
+    """Return all rows of a source as a dataset, with these columns (names, fields or regular expressions)."""
+    names = pick_columns(source.facts.arrow_schema.names, columns)
+    return Dataset(source, Selection.all(source.facts.chunk_rows), names)
 
 
 class Dataset:
@@ -135,16 +151,25 @@ class Dataset:
     """
 
     def __init__(
-        self, source: ParquetSource, selection: Selection, names: Sequence[str], late: RowFilter | None = None
+        self,
+        source: Source,
+        selection: Selection,
+        names: Sequence[str],
+        late: RowFilter | None = None,
+        encoded: Collection[str] = (),
     ) -> None:
         self._source = source
         self._late = late
         self._selection = selection
         self._names = tuple(names)
+        self._encoded = frozenset(encoded)
         self._ends: NDArray[np.int64] = np.cumsum(selection.counts)
         self._schema: Unischema | None = None
-        self._columns: tuple[Column, ...] | None = None
         self._columns = self._make_columns()  # refuses unsupported types now, not at the first batch
+
+    def __reduce__(self) -> Any:
+        # What was found travels, files and connections do not: another process lists nothing and filters nothing again.
+        return Dataset, (self._source, self._selection, self._names, self._late, self._encoded)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -155,14 +180,9 @@ class Dataset:
     def schema(self) -> Unischema:
         """The fields of the chosen columns, in order."""
         if self._schema is None:
-            fields = self._source.unischema.fields
-            whole = list(fields) == list(self._names)
-            view = (
-                self._source.unischema
-                if whole
-                else self._source.unischema.create_schema_view([fields[n] for n in self._names])
-            )
-            self._schema = view
+            whole = self._source.facts.unischema
+            some = [whole.fields[name] for name in self._names]
+            self._schema = whole if list(whole.fields) == list(self._names) else whole.create_schema_view(some)
         return self._schema
 
     @property
@@ -173,29 +193,44 @@ class Dataset:
     @property
     def chunks(self) -> list[tuple[str, int, int]]:
         """File, row group and selected rows of every chunk, in natural order."""
-        source = self._source
-        files = (source.files[file] for file in source.chunk_file.tolist())
-        return list(zip(files, source.chunk_group.tolist(), self._selection.counts.tolist(), strict=True))
+        facts = self._source.facts
+        files = (facts.files[file] for file in facts.chunk_file.tolist())
+        return list(zip(files, facts.chunk_part.tolist(), self._selection.counts.tolist(), strict=True))
 
     @property
     def files(self) -> tuple[str, ...]:
         """Relative paths of the files, in order."""
-        return self._source.files
+        return self._source.facts.files
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all files on disk."""
-        return int(self._source.file_sizes.sum())
+        return int(self._source.facts.file_bytes.sum())
 
     @property
     def fingerprint(self) -> str:
         """Digest of relative paths, sizes and rows of row groups; the same for a copy elsewhere."""
-        return self._source.fingerprint
+        return self._source.facts.fingerprint
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
-        """Files left out under on_error="skip", each with the reason."""
-        return list(self._source.skipped)
+        """Files and row groups left out under on_error="skip", each with the reason."""
+        return [*self._source.facts.skipped, *self._selection.skipped]
+
+    @property
+    def source(self) -> Source:
+        """Where the rows come from: the facts about files and chunks, and a way to read one (`penstock.source`)."""
+        return self._source
+
+    @property
+    def selection(self) -> Selection:
+        """Which rows of each chunk of `source` are selected."""
+        return self._selection
+
+    @property
+    def filters_late(self) -> bool:
+        """Whether `where(..., exact=False)` leaves rows out on delivery, so that `len` counts too many."""
+        return self._late is not None
 
     def __repr__(self) -> str:
         return dataset_text(self)
@@ -207,8 +242,19 @@ class Dataset:
 
     def select(self, columns: Iterable[Any] | str) -> Dataset:
         """Return the dataset with these columns only, in this order: names, fields or regular expressions."""
-        names = pick_columns(self._source.arrow_schema.names, columns)
-        return Dataset(self._source, self._selection, names, self._late)
+        names = pick_columns(self._source.facts.arrow_schema.names, columns)
+        return Dataset(self._source, self._selection, names, self._late, self._encoded)
+
+    def with_selection(self, selection: Selection) -> Dataset:
+        """Return the dataset with these rows of `source` in place of those selected so far."""
+        return Dataset(self._source, selection, self._names, self._late, self._encoded)
+
+    def without_decoding(self, names: Collection[str]) -> Dataset:
+        """Return the dataset whose batches hold the cells of these columns as stored (bytes); `schema` stays as it is.
+
+        For faces that decode elsewhere, such as on a GPU.
+        """
+        return Dataset(self._source, self._selection, self._names, self._late, names)
 
     def where(self, filters: Any, *, exact: bool = True) -> Dataset:
         """Return the dataset with only the rows that `filters` keeps; combines with earlier filters (and).
@@ -228,17 +274,17 @@ class Dataset:
         from penstock.dataset.select_rows import select_rows
         from penstock.engine.host import default_workers
 
-        source, schema = self._source, self._source.arrow_schema
+        source, schema = self._source, self._source.facts.arrow_schema
         if exact:
             found = make_row_filter(filters, schema)
             if found is None:
                 return self
-            return self._chosen(select_rows(source, found, self._selection, workers=default_workers()))
-        found = make_row_filter(filters, delivered_schema(schema, source.unischema.fields))
+            return self.with_selection(select_rows(source, found, self._selection, workers=default_workers()))
+        found = make_row_filter(filters, delivered_schema(schema, source.facts.unischema.fields))
         if found is None:
             return self
         late = found if self._late is None else self._late & found
-        return Dataset(source, self._selection, self._names, late)
+        return Dataset(source, self._selection, self._names, late, self._encoded)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -276,11 +322,16 @@ class Dataset:
         """Return the first `n` rows as one batch."""
         return self.take(range(min(n, len(self))))
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a dataset is not pickled or copied; open it again in the other process")
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows one by one, as `ds[i]` gives them: a dict of values, None where null.
 
-    def __iter__(self) -> Any:
-        raise TypeError("a dataset is not iterated row by row; use ds.loader(batch_size=...) for batches, or ds[i]")
+        Row groups are read and decoded ahead in threads. The slow way: a loop over rows in Python takes about a
+        hundred times as long as `loader`, which gives batches.
+        """
+        with self.loader(batch_size=_ITER_ROWS, rank=0, world=1) as loader:
+            for batch in loader:
+                for row in range(len(next(iter(batch.values())))):
+                    yield {name: _value(values[row : row + 1]) for name, values in batch.items()}
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -309,7 +360,7 @@ class Dataset:
 
         read, items, fold, window = self, None, None, options.window
         if window is not None:
-            table = self._window_table(window.by, window_rule(window), span=window.span_row_groups)
+            table = self.window_table(window.by, window_rule(window), span=window.span_row_groups)
             given = self.schema if spec is None else transform_schema(self.schema, spec)
             items, fold = WindowGrouping(table), Fold(window.length, window_steps(window, list(given.fields)))
             if fold.steps is not None and spec is None:
@@ -346,12 +397,14 @@ class Dataset:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _chosen(self, selection: Selection) -> Dataset:
-        """Return the dataset with these rows."""
-        return Dataset(self._source, selection, self._names, self._late)
+    def window_table(self, column: str, rule: WindowRule, *, span: bool) -> WindowTable:
+        """Find the windows over time among the selected rows; reads one column, in threads.
 
-    def _window_table(self, column: str, rule: WindowRule, *, span: bool) -> WindowTable:
-        """Find the windows over time among the selected rows; reads one column, in threads."""
+        With `span`, windows may reach from one row group into the next.
+
+        Raises:
+            NotSorted: The column does not ascend within a chunk, or with `span` within the dataset.
+        """
         from penstock.engine.scan import scan_column
         from penstock.plan.windows import WindowTable
 
@@ -360,8 +413,7 @@ class Dataset:
             with closing(scan_column(only._builder(), self._selection.counts)) as chunks:
                 table = WindowTable.build(chunks, rule, span=span)
         except NotSorted as error:
-            chunk = error.chunk or 0
-            where = f"{self._source.path_of(chunk)}, row group {self._source.chunk_group[chunk]}"
+            where = self._source.locate(error.chunk or 0)
             raise NotSorted(f"column {column!r} in {where}: {error}", row=error.row, chunk=error.chunk) from None
         if not table.total and len(self):
             warnings.warn(
@@ -372,19 +424,17 @@ class Dataset:
             )
         return table
 
-    def _make_columns(self, undecoded: Collection[str] = ()) -> tuple[Column, ...]:
-        fields, stored = self._source.unischema.fields, self._source.arrow_schema
-        with naming_file(self._source.first_path):
+    def _make_columns(self) -> tuple[Column, ...]:
+        facts = self._source.facts
+        fields, stored = facts.unischema.fields, facts.arrow_schema
+        try:
             return columns_of(
-                [_as_bytes(fields[name]) if name in undecoded else fields[name] for name in self._names],
+                [_as_bytes(fields[name]) if name in self._encoded else fields[name] for name in self._names],
                 [stored.field(name).type for name in self._names],
             )
-
-    def _undecoded(self, names: Collection[str]) -> Dataset:
-        """Return the dataset with the cells of these columns as stored in batches; its schema stays as it is."""
-        made = Dataset(self._source, self._selection, self._names, self._late)
-        made._columns = self._make_columns(names)
-        return made
+        except SchemaError as error:
+            place = self._source.locate(0).path if len(facts.chunk_rows) else facts.files[0]
+            raise type(error)(f"{place}: {error}") from error
 
     def _facts(self, items: Grouping | None = None) -> Facts:
         if not self._names:
@@ -392,19 +442,18 @@ class Dataset:
         source, selection = self._source, self._selection
         items = items or RowGrouping(selection.counts)
         return Facts(
-            source, selection, cast("tuple[Column, ...]", self._columns), items,
-            selection.counts, source.chunk_rows, source.row_bytes(), source.column_bytes(self._names),
+            source, selection, self._columns, items,
+            selection.counts, source.facts.chunk_rows, source.row_bytes(), source.row_bytes(self._names),
             source.chunk_bytes(self._names),
-            source.fingerprint, items.digest(selection.digest()),
+            source.facts.fingerprint, items.digest(selection.digest()),
         )  # fmt: skip
 
     def _builder(self) -> Builder:
-        columns = cast("tuple[Column, ...]", self._columns)
         return Builder(
             source=self._source,
             selection=self._selection,
-            columns=columns,
-            stages=(Decode(columns, skip=False),),
+            columns=self._columns,
+            stages=(Decode(self._columns, skip=False),),
             pool=BlockPool(keep=0),
             stats=Stats(),
             limit_bytes=MEMORY_BYTES,

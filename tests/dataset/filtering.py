@@ -9,15 +9,15 @@ from penstock.dataset.select_rows import select_rows
 
 def chosen(source, filters, before=None, *, workers=2, batched=False):
     """Return the rows of `before`, by default all, that filters of any kind keep."""
-    before = before or Selection.all(source.chunk_rows)
-    found = make_row_filter(filters, source.arrow_schema, batched=batched)
+    before = before or Selection.all(source.facts.chunk_rows)
+    found = make_row_filter(filters, source.facts.arrow_schema, batched=batched)
     return before if found is None else select_rows(source, found, before, workers=workers)
 
 
 def rows(source, selection):
     """Return the numbers of the selected rows, checking that counts and bitmaps agree."""
     found, start = [], 0
-    for chunk, size in enumerate(source.chunk_rows.tolist()):
+    for chunk, size in enumerate(source.facts.chunk_rows.tolist()):
         inside = selection.rows_of(chunk)
         inside = np.arange(size) if inside is None else inside
         assert len(inside) == selection.counts[chunk]

@@ -32,8 +32,8 @@ def write_ids(root: Path, *, files: int = 3, rows: int = 10, rows_per_group: int
 
 def read_all(source, columns=None) -> pa.Table:
     """Read a whole source, chunk by chunk."""
-    names = source.arrow_schema.names if columns is None else columns
-    return pa.concat_tables([source.read_chunk(chunk, names) for chunk in range(len(source.chunk_rows))])
+    names = source.facts.arrow_schema.names if columns is None else columns
+    return pa.concat_tables([source.read(chunk, names) for chunk in range(len(source.facts.chunk_rows))])
 
 
 def write_many_files(root: Path, num_files: int = 3678) -> Path:

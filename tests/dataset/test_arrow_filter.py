@@ -147,7 +147,7 @@ class TestSelect:
         assert rows(source, chosen(source, filters)) == plain_rows(source, filters)
 
     def test_none_changes_nothing(self, source):
-        everything = Selection.all(source.chunk_rows)
+        everything = Selection.all(source.facts.chunk_rows)
         assert chosen(source, None, everything) is everything
 
     def test_filters_add_up(self, source):
@@ -169,8 +169,8 @@ class TestSelect:
         assert chosen(source, [("id", "in", [25, 27])]).total == 2
         group = source.footer(1).arrow.row_group(0)
         end = group.column(0).data_page_offset + group.column(0).total_compressed_size
-        assert fs.reads.paths == {source.path_of(4)}
-        assert fs.reads.touched(source.path_of(4), group.column(0).data_page_offset, end)
+        assert fs.reads.paths == {source.locate(4).path}
+        assert fs.reads.touched(source.locate(4).path, group.column(0).data_page_offset, end)
         assert fs.reads.num_bytes < 1000
 
     def test_only_the_filters_own_columns_are_read(self, tmp_path):
@@ -197,8 +197,9 @@ class TestSelect:
         with pytest.raises(BadFile, match=r"part-1\.parquet, row group 1, column 'value'"):
             chosen(open_parquet(tmp_path), filters)
         source = open_parquet(tmp_path, on_error="skip")
-        assert rows(source, chosen(source, filters)) == [i for i in range(7, 30) if not 14 <= i < 18]
-        assert len(source.skipped) == 1
+        found = chosen(source, filters)
+        assert rows(source, found) == [i for i in range(7, 30) if not 14 <= i < 18]
+        assert len(found.skipped) == 1
 
 
 def test_large_row_groups_keep_their_order():

@@ -58,10 +58,10 @@ def test_a_bad_file_is_named_with_what_was_found(spoiled, kind):
 def test_it_is_left_out_and_listed(spoiled, kind):
     spoil(spoiled, kind)
     source = open_parquet(spoiled.parent, on_error="skip")
-    [(path, reason)] = source.skipped
+    [(path, reason)] = source.facts.skipped
     assert path == spoiled.as_posix()
     assert "cannot be read as Parquet" in reason
-    assert len(source.files) == 2
+    assert len(source.facts.files) == 2
     bad = int(spoiled.stem[-1])
     expected = [i for i in range(30) if i // 10 != bad]
     assert read_all(source)["id"].to_pylist() == expected
@@ -97,7 +97,7 @@ def test_a_link_to_itself_is_told(tmp_path, pattern):
     with pytest.raises(BadFile, match=r"part-3\.parquet cannot be read .*a link to nothing"):
         open_parquet(f"{tmp_path}{pattern}")
     source = open_parquet(f"{tmp_path}{pattern}", on_error="skip")
-    assert [path for path, _ in source.skipped] == [(tmp_path / "part-3.parquet").as_posix()]
+    assert [path for path, _ in source.facts.skipped] == [(tmp_path / "part-3.parquet").as_posix()]
 
 
 class TestNamesThatAreNotUtf8:
@@ -118,8 +118,8 @@ class TestNamesThatAreNotUtf8:
             open_parquet(f"{tmp_path}{pattern}")
         assert caught.value.path == bad
         source = open_parquet(f"{tmp_path}{pattern}", on_error="skip")
-        assert [path for path, _ in source.skipped] == [bad]
-        assert source.chunk_rows.sum() == 30
+        assert [path for path, _ in source.facts.skipped] == [bad]
+        assert source.facts.chunk_rows.sum() == 30
 
     def test_named_by_the_user(self, bad):
         for place in (bad, [bad], f"{bad}*"):
@@ -135,7 +135,7 @@ class TestNamesThatAreNotUtf8:
         except OSError:
             pytest.skip("this filesystem takes only UTF-8")
         for place in (tmp_path, f"{tmp_path}/*"):
-            assert open_parquet(place).chunk_rows.sum() == 30
+            assert open_parquet(place).facts.chunk_rows.sum() == 30
 
 
 def test_a_named_file_that_is_no_parquet(tmp_path):
@@ -158,18 +158,18 @@ def test_a_corrupt_page_names_file_row_group_and_column(tmp_path):
     spoil_page(tmp_path / "part-1.parquet", 2, 1)
     source = open_parquet(tmp_path)
     with pytest.raises(BadFile, match=r"part-1\.parquet, row group 2, column 'value'") as caught:
-        source.read_chunk(5, ["id", "value"])
+        source.read(5, ["id", "value"])
     assert (caught.value.row_group, caught.value.column) == (2, "value")
     assert caught.value.__cause__ is not None
-    assert source.read_chunk(5, ["id"])["id"].to_pylist() == [18, 19]
-    assert source.read_chunk(4, ["id", "value"]).num_rows == 4
+    assert source.read(5, ["id"])["id"].to_pylist() == [18, 19]
+    assert source.read(4, ["id", "value"]).num_rows == 4
 
 
 def test_a_corrupt_leaf_of_a_struct_is_named_by_path(tmp_path):
     write(tmp_path / "x.parquet", {"s": [{"a": 1, "b": 2}] * 5, "t": ["x"] * 5})
     spoil_page(tmp_path / "x.parquet", 0, 1)
     with pytest.raises(BadFile, match=r"column 's\.b'"):
-        open_parquet(tmp_path).read_chunk(0, ["t", "s.a", "s.b"])
+        open_parquet(tmp_path).read(0, ["t", "s.a", "s.b"])
 
 
 def test_bytes_of_a_row_ask_for_no_pages_that_are_fixed(tmp_path):
@@ -186,8 +186,8 @@ def test_a_flipped_byte_in_the_footer_never_crashes(tmp_path, position):
     path.write_bytes(data)
     try:
         source = open_parquet(tmp_path)
-        for chunk in range(len(source.chunk_rows)):
-            source.read_chunk(chunk, source.arrow_schema.names)
+        for chunk in range(len(source.facts.chunk_rows)):
+            source.read(chunk, source.facts.arrow_schema.names)
     except (BadFile, pa.ArrowException, ValueError, MemoryError):
         pass
 

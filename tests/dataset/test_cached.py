@@ -66,14 +66,14 @@ class TestSameTables:
         cache = MemoryCache(10**8)
         plain, cached = open_parquet(tmp_path / "d"), open_parquet(tmp_path / "d", cache=cache)
         for columns in asked:
-            assert cached.read_chunk(1, columns).equals(plain.read_chunk(1, columns))
+            assert cached.read(1, columns).equals(plain.read(1, columns))
 
     def test_partition_columns_need_no_cache(self, tmp_path, cache):
         penstock.write({"x": np.arange(10), "day": np.arange(10) // 5}, tmp_path / "d", partition_by="day")
         cached = open_parquet(tmp_path / "d", cache=cache)
-        assert cached.read_chunk(1, ["day"])["day"].to_pylist() == [1] * 5
+        assert cached.read(1, ["day"])["day"].to_pylist() == [1] * 5
         assert cache.stats["misses"] == 0
-        assert cached.read_chunk(1, ["day", "x"])["x"].to_pylist() == [5, 6, 7, 8, 9]
+        assert cached.read(1, ["day", "x"])["x"].to_pylist() == [5, 6, 7, 8, 9]
 
     def test_loaders_filters_and_rows_go_through_it(self, tmp_path, cache):
         penstock.write({"x": np.arange(1000), "y": np.arange(1000) * 2}, tmp_path / "d", row_group_bytes=1600)
@@ -126,7 +126,7 @@ class TestBytesOfTheSource:
             with ds.loader(batch_size=100, shuffle=True) as loader:
                 assert sum(len(batch["x"]) for batch in loader) == 300
             assert (fs.reads.num_reads > 0) == (run == 0)
-            weights.append(ds._source.row_bytes())
+            weights.append(ds.source.row_bytes())
         assert weights == [open_parquet(tmp_path / "d").row_bytes()] * 2
 
     def test_neighbours_are_read_together(self, tmp_path, cache):
@@ -135,9 +135,9 @@ class TestBytesOfTheSource:
         fs = RecordingFileSystem()
         source = open_parquet(str(tmp_path / "a.parquet"), filesystem=fs, cache=cache)
         fs.reads.clear()
-        source.read_chunk(0, ["c0", "c1", "c2", "c5"])
+        source.read(0, ["c0", "c1", "c2", "c5"])
         assert fs.reads.num_reads == 2  # c3 and c4 are too much to read over
-        source.read_chunk(0, [f"c{i}" for i in range(6)])
+        source.read(0, [f"c{i}" for i in range(6)])
         assert fs.reads.num_reads == 3
         assert fs.reads.num_bytes <= os.path.getsize(tmp_path / "a.parquet")
 
@@ -147,7 +147,7 @@ class TestBytesOfTheSource:
         source = open_parquet(str(tmp_path / "d"), filesystem=fs, cache=cache)
         fs.reads.clear()
         with ThreadPoolExecutor(8) as pool:
-            tables = list(pool.map(lambda _: source.read_chunk(0, ["id", "value"]), range(16)))
+            tables = list(pool.map(lambda _: source.read(0, ["id", "value"]), range(16)))
         assert all(table.equals(tables[0]) for table in tables)
         assert cache.stats["misses"] == 2
 
@@ -168,9 +168,9 @@ class TestIdentity:
         for _ in range(2):
             for folder, start in (("a", 0), ("b", 100)):
                 source = open_parquet(tmp_path / folder, cache=cache)
-                assert source.read_chunk(1, ["value"])["value"].to_pylist() == [(start + i) / 2 for i in range(5, 10)]
-                assert source.read_chunk(1, ["id"])["id"].to_pylist() == list(range(start + 5, start + 10))
-                assert source.read_chunk(0, ["id"])["id"].to_pylist() == list(range(start, start + 5))
+                assert source.read(1, ["value"])["value"].to_pylist() == [(start + i) / 2 for i in range(5, 10)]
+                assert source.read(1, ["id"])["id"].to_pylist() == list(range(start + 5, start + 10))
+                assert source.read(0, ["id"])["id"].to_pylist() == list(range(start, start + 5))
 
     def test_a_file_written_again_is_another_one_even_with_the_same_footer(self, tmp_path, cache):
         path = tmp_path / "a.parquet"
@@ -178,11 +178,11 @@ class TestIdentity:
         write(path, {"blob": [b"old" * 100] * 10}, **options)
         os.utime(path, ns=(1, 10**18))
         size = path.stat().st_size
-        assert open_parquet(path, cache=cache).read_chunk(0, ["blob"])["blob"][0].as_py() == b"old" * 100
+        assert open_parquet(path, cache=cache).read(0, ["blob"])["blob"][0].as_py() == b"old" * 100
         write(path, {"blob": [b"new" * 100] * 10}, **options)
         os.utime(path, ns=(1, 10**18 + 10**9))
         assert path.stat().st_size == size
-        assert open_parquet(path, cache=cache).read_chunk(0, ["blob"])["blob"][0].as_py() == b"new" * 100
+        assert open_parquet(path, cache=cache).read(0, ["blob"])["blob"][0].as_py() == b"new" * 100
 
     def test_the_same_file_elsewhere_is_another_one(self, tmp_path, cache):
         write(tmp_path / "a" / "x.parquet", ids(0, 10))
@@ -196,19 +196,19 @@ class TestIdentity:
         source = open_parquet(path, cache=cache)
         write(path, ids(0, 50))
         with pytest.raises(BadFile, match="the file has changed"):
-            source.read_chunk(0, ["id"])
+            source.read(0, ["id"])
         path.unlink()
         with pytest.raises(BadFile, match="not there any more"):
-            source.read_chunk(0, ["id"])
+            source.read(0, ["id"])
 
     def test_a_file_written_again_while_it_is_read_is_not_kept(self, tmp_path, cache):
         path = write(tmp_path / "a.parquet", ids(0, 100), rows_per_group=50)
         source = open_parquet(path, cache=cache)
-        source.read_chunk(0, ["id"])
+        source.read(0, ["id"])
         os.utime(path, ns=(1, 10**18))
-        assert source.read_chunk(1, ["id"])["id"].to_pylist() == list(range(50, 100))
+        assert source.read(1, ["id"])["id"].to_pylist() == list(range(50, 100))
         assert cache.stats["misses"] == 1
-        assert source.read_chunk(1, ["id"])["id"].to_pylist() == list(range(50, 100))
+        assert source.read(1, ["id"])["id"].to_pylist() == list(range(50, 100))
         assert cache.stats["misses"] == 2  # the file as it is now is kept again
 
     def test_a_file_of_an_fsspec_store(self, cache):
@@ -219,7 +219,7 @@ class TestIdentity:
             memory.pipe("/cached/x.parquet", sink.getvalue().to_pybytes())
             for _ in range(2):
                 source = open_parquet("memory://cached", cache=cache)
-                assert source.read_chunk(0, ["blob"])["blob"][0].as_py() == word
+                assert source.read(0, ["blob"])["blob"][0].as_py() == word
         assert cache.stats["hits"] == 2
 
 
@@ -227,31 +227,31 @@ class TestDamage:
     def test_bytes_that_do_not_decode_are_read_again_from_the_source(self, tmp_path, cache):
         path = write(tmp_path / "a.parquet", ids(0, 100))
         source = open_parquet(path, cache=cache)
-        group = source._row_group(0)
+        group = source.row_group(0)
         wanted = source._cached._wanted(group, ["id", "value"])
         for key, (start, stop) in wanted.items():
             cache.store(key, pa.py_buffer(b"?" * (stop - start)))
-        assert source.read_chunk(0, ["id", "value"])["id"].to_pylist() == list(range(100))
+        assert source.read(0, ["id", "value"])["id"].to_pylist() == list(range(100))
         assert all(cache.load(key) is None for key in wanted)
-        source.read_chunk(0, ["id", "value"])
-        assert source.read_chunk(0, ["id", "value"])["id"].to_pylist() == list(range(100))
+        source.read(0, ["id", "value"])
+        assert source.read(0, ["id", "value"])["id"].to_pylist() == list(range(100))
         assert cache.stats["hits"] == 4  # twice the bad bytes, twice the good ones
 
     def test_a_damaged_source_is_named_as_without_a_cache(self, tmp_path, cache):
         path = write(tmp_path / "a.parquet", ids(0, 100), compression="zstd")
         source = open_parquet(path, cache=cache)
-        [(start, stop)] = source._row_group(0).ranges(["value"]).values()
+        [(start, stop)] = source.row_group(0).ranges(["value"]).values()
         content = bytearray(path.read_bytes())
         content[start:stop] = bytes(stop - start)
         path.write_bytes(content)
         for _ in range(2):
             with pytest.raises(BadFile, match=r"row group 0, column 'value': cannot be read"):
-                source.read_chunk(0, ["id", "value"])
+                source.read(0, ["id", "value"])
 
     def test_a_range_that_the_footer_did_not_tell_comes_from_the_source(self, tmp_path, cache):
         path = write(tmp_path / "a.parquet", ids(0, 100))
         source = open_parquet(path, cache=cache)
-        group = source._row_group(0)
+        group = source.row_group(0)
         with source._cached.open(group, ["id"]) as file:
             assert file.size() == path.stat().st_size
             whole = path.read_bytes()

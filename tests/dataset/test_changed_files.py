@@ -60,13 +60,13 @@ HOW = pytest.mark.parametrize("how", ["in place", "by rename"])
 @pytest.mark.parametrize("make", [dict, lambda: {"cache": MemoryCache(10**7)}], ids=["plain", "cached"])
 def test_another_footer_is_an_error(tmp_path, how, make):
     source = open_parquet(write_three(tmp_path), **make())
-    source.read_chunk(2, NAMES)
+    source.read(2, NAMES)
     write_again(tmp_path / "part-1.parquet", 500, how=how)
     with pytest.raises(FileChanged, match=CHANGED):
-        source.read_chunk(3, NAMES)
+        source.read(3, NAMES)
     with pytest.raises(FileChanged, match=CHANGED):
-        source.read_chunk(3, ["id"])
-    assert source.read_chunk(4, NAMES)["id"].to_pylist() == [20, 21, 22, 23, 24]
+        source.read(3, ["id"])
+    assert source.read(4, NAMES)["id"].to_pylist() == [20, 21, 22, 23, 24]
 
 
 @HOW
@@ -157,9 +157,9 @@ def test_a_file_written_again_is_verified_again(tmp_path):
     data[info.data_page_offset + info.total_compressed_size - 1] ^= 1
     path.write_bytes(data)
     touch(path)
-    assert source.read_chunk(2, NAMES).num_rows == 5  # not damaged
+    assert source.read(2, NAMES).num_rows == 5  # not damaged
     with pytest.raises(BadFile, match="CRC checksum"):
-        source.read_chunk(3, NAMES)
+        source.read(3, NAMES)
 
 
 def test_a_footer_that_was_dropped_and_read_again_must_be_the_same(tmp_path):
@@ -168,8 +168,8 @@ def test_a_footer_that_was_dropped_and_read_again_must_be_the_same(tmp_path):
     write_again(tmp_path / "part-1.parquet", 500, how="in place")
     touch(tmp_path / "part-2.parquet")
     with pytest.raises(FileChanged, match="the file has changed"):
-        source.read_chunk(2, NAMES)
-    assert source.read_chunk(4, NAMES)["id"].to_pylist() == [20, 21, 22, 23, 24]
+        source.read(2, NAMES)
+    assert source.read(4, NAMES)["id"].to_pylist() == [20, 21, 22, 23, 24]
 
 
 def test_files_listed_in_a_summary_are_watched_from_their_first_read(tmp_path):
@@ -184,7 +184,7 @@ def test_files_listed_in_a_summary_are_watched_from_their_first_read(tmp_path):
     read_all(source)
     write_again(tmp_path / "part-1.parquet", 500, how="in place")
     with pytest.raises(FileChanged, match=CHANGED):
-        source.read_chunk(2, NAMES)
+        source.read(2, NAMES)
 
 
 def test_stores_that_tell_a_time_or_tag_are_watched_too(tmp_path):
@@ -201,7 +201,7 @@ def test_stores_that_tell_a_time_or_tag_are_watched_too(tmp_path):
     time.sleep(0.01)
     memory.pipe("/changed/part-1.parquet", write_plain(tmp_path / "x", 500).read_bytes())
     with pytest.raises(FileChanged, match=CHANGED):
-        source.read_chunk(2, NAMES)
+        source.read(2, NAMES)
     memory.rm("/changed", recursive=True)
 
 

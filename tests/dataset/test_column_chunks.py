@@ -284,16 +284,3 @@ class TestElements:
         [found] = chunks.null_elements().tolist()
         newer = int(pa.__version__.split(".")[0]) >= 19  # writes size statistics
         assert found == ([2, 0, 0, 0, 1] if newer else [-1, 0, -1, 0, 1])
-
-    def test_the_largest_integer_is_that_of_all_row_groups(self, tmp_path):
-        columns = {
-            "i": pa.array([1, None, -(1 << 63), 3]),
-            "u": pa.array([1, 2, 3, (1 << 64) - 1], pa.uint64()),
-            "nulls": pa.array([None, None, 7, -8]),
-            "list": [[1], [-9], [], None],
-            "text": ["a", "b", "c", "d"],
-        }
-        for options, known in (({}, [1 << 63, (1 << 64) - 1, 8, 9, None]), ({"write_statistics": False}, [None] * 5)):
-            pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=2, **options)
-            chunks = ColumnChunks(footer_of(tmp_path / "a.parquet"))
-            assert [chunks.largest_integer(leaf) for leaf in range(5)] == known

@@ -73,14 +73,14 @@ def test_it_is_the_same_through_footers_and_through_a_summary(tmp_path, compress
 
 def test_a_copy_has_the_same_and_a_file_written_again_another(tmp_path):
     root = write_files(tmp_path / "a", compression="none", use_dictionary=False)
-    content, fingerprint = open_parquet(root).content(), open_parquet(root).fingerprint
+    content, fingerprint = open_parquet(root).content(), open_parquet(root).facts.fingerprint
     assert open_parquet(shutil.copytree(root, tmp_path / "b")).content() == content
     changed = pq.read_table(root / "part-1.parquet")
     ids = changed["id"].to_pylist()
     changed = changed.set_column(0, "id", pa.array([ids[0] - 1, *ids[1:]]))
     write(root / "part-1.parquet", changed, rows_per_group=8, compression="none", use_dictionary=False)
     again = open_parquet(root)
-    assert again.fingerprint == fingerprint  # paths, sizes and rows are the same
+    assert again.facts.fingerprint == fingerprint  # paths, sizes and rows are the same
     assert again.content() != content
 
 
@@ -155,5 +155,5 @@ def test_a_summary_with_less_than_no_rows_is_not_used(tmp_path):
     raw[raw.rindex(b"\x16\xd0\x0f") + 1] ^= 1  # the last row group's rows: 1000, as Thrift stores it
     (tmp_path / "_metadata").write_bytes(raw)
     assert pq.read_metadata(tmp_path / "_metadata").row_group(1).num_rows == -1001
-    assert open_parquet(tmp_path).chunk_rows.tolist() == [1000, 1000]
+    assert open_parquet(tmp_path).facts.chunk_rows.tolist() == [1000, 1000]
     assert gather_facts(tmp_path, None, None).summary_rows == {}

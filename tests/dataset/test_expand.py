@@ -26,7 +26,7 @@ COLUMNS = {
 
 def forget_sizes(source):
     """As files of older writers are, whose footers do not tell what dictionaries stand for."""
-    for file in range(len(source.files)):
+    for file in range(len(source.facts.files)):
         source.footer(file).chunks.unencoded_bytes[:] = -1
     return source
 
@@ -42,16 +42,16 @@ def opened(tmp_path, request):
     "columns", [[name] for name in COLUMNS if name != "struct"] + [["list", "text", "struct.a", "number"]]
 )
 def test_within_the_limit_the_columns_are_the_same(opened, columns):
-    plain = opened.read_chunk(1, columns)
-    assert opened.read_chunk(1, columns, 100 << 20).equals(plain)
-    assert opened.read_chunk(1, columns, 700_000).equals(plain)
+    plain = opened.read(1, columns)
+    assert opened.read(1, columns, limit_bytes=100 << 20).equals(plain)
+    assert opened.read(1, columns, limit_bytes=700_000).equals(plain)
 
 
 @pytest.mark.parametrize("columns", [["text"], ["large"], ["bytes"], ["list"], ["struct.a"], ["number", "text"]])
 def test_beyond_the_limit_is_an_error_that_names_the_row_group(opened, columns):
-    size = opened.read_chunk(1, columns).nbytes
+    size = opened.read(1, columns).nbytes
     with pytest.raises(BudgetError, match=r"x\.parquet, row group 1: .*memory_bytes leaves .* for one row group"):
-        opened.read_chunk(1, columns, size // 2)
+        opened.read(1, columns, limit_bytes=size // 2)
 
 
 @pytest.mark.skipif(not hasattr(pa, "json_"), reason="an extension type of newer versions of pyarrow")
@@ -59,9 +59,9 @@ def test_extension_types_which_pyarrow_does_not_read_as_dictionaries(tmp_path):
     cells = pa.array([f'"{"z" * 300}{i % 5}"' for i in range(3000)], pa.json_())
     pq.write_table(pa.table({"x": cells}), tmp_path / "x.parquet")
     source = forget_sizes(open_parquet(tmp_path))
-    assert source.read_chunk(0, ["x"], 2 << 20).column("x").combine_chunks().equals(cells)
+    assert source.read(0, ["x"], limit_bytes=2 << 20).column("x").combine_chunks().equals(cells)
     with pytest.raises(BudgetError, match=r"x\.parquet, row group 0"):
-        source.read_chunk(0, ["x"], 500_000)
+        source.read(0, ["x"], limit_bytes=500_000)
 
 
 @pytest.mark.parametrize("name", ["text", "large", "bytes", "unique", "list", "struct.a"])
@@ -73,7 +73,7 @@ def test_bytes_of_a_row_are_those_of_the_column_spelled_out(tmp_path, name, rows
     spelled_out = next(pq.ParquetFile(tmp_path / "x.parquet").iter_batches(rows, columns=[name]))
     assert spelled_out.schema.names == [outer]
     for source in (open_parquet(tmp_path), forget_sizes(open_parquet(tmp_path))):
-        assert source.column_bytes([name]) == spelled_out.nbytes / rows
+        assert source.row_bytes([name]) == spelled_out.nbytes / rows
 
 
 def test_row_groups_that_stand_out_are_judged_by_their_own_footers(tmp_path):
@@ -83,11 +83,11 @@ def test_row_groups_that_stand_out_are_judged_by_their_own_footers(tmp_path):
             for part in parts:
                 writer.write_table(part)
     source = open_parquet(tmp_path)
-    plain = source.column_bytes(["c", "b", "a"]) * 100
+    plain = source.row_bytes(["c", "b", "a"]) * 100
     found = source.chunk_bytes(["c", "b", "a"])
     assert found[[0, 1, 3, 5, 6, 7, 8]].tolist() == [plain] * 7
     for chunk in (2, 4):
-        size = source.read_chunk(chunk, ["c", "b", "a"]).nbytes
+        size = source.read(chunk, ["c", "b", "a"]).nbytes
         assert size <= found[chunk] < 1.1 * size
     assert source.chunk_bytes(["b", "c"]).max() < plain
 
@@ -103,7 +103,7 @@ def test_one_row_that_stands_for_far_more_is_refused_before_it_is_spelled_out(tm
         column = pa.StructArray.from_arrays([column], ["a"])
     name = "c.a" if inside == "struct of lists" else "c"
     pq.write_table(pa.table({"c": column}), tmp_path / "x.parquet", use_dictionary=True)
-    plain = open_parquet(tmp_path).read_chunk(0, [name])
+    plain = open_parquet(tmp_path).read(0, [name])
     del words, column
     source = forget_sizes(open_parquet(tmp_path))
     pool = pa.proxy_memory_pool(pa.default_memory_pool())
@@ -111,12 +111,12 @@ def test_one_row_that_stands_for_far_more_is_refused_before_it_is_spelled_out(tm
     pa.set_memory_pool(pool)
     try:
         with pytest.raises(BudgetError, match=r"x\.parquet, row group 0"):
-            source.read_chunk(0, [name], 64 << 20)
-        assert source.column_bytes([name]) > 150_000_000
+            source.read(0, [name], limit_bytes=64 << 20)
+        assert source.row_bytes([name]) > 150_000_000
     finally:
         pa.set_memory_pool(pa_pool)
     assert pool.max_memory() - before < 64 << 20
-    assert source.read_chunk(0, [name], 1 << 30).equals(plain)
+    assert source.read(0, [name], limit_bytes=1 << 30).equals(plain)
 
 
 NESTED = {
@@ -152,8 +152,8 @@ def test_nested_columns_of_every_kind_are_the_same_within_the_limit(tmp_path, ki
     column = pa.array([value_of(kind, number) for number in range(3000)], kind)
     pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet", use_dictionary=True)
     source = forget_sizes(open_parquet(tmp_path))
-    plain = source.read_chunk(0, ["x"])
-    assert source.read_chunk(0, ["x"], 2 * plain.nbytes).equals(plain)
+    plain = source.read(0, ["x"])
+    assert source.read(0, ["x"], limit_bytes=2 * plain.nbytes).equals(plain)
 
 
 class TestLoader:
@@ -173,7 +173,7 @@ class TestLoader:
             word = "x" * (10 if number != 5 else 100_000)
             pq.write_table(pa.table({"x": [word] * 1000}), tmp_path / f"{number}.parquet")
         ds = penstock.open(tmp_path, on_error=on_error)
-        forget_sizes(ds._source)
+        forget_sizes(ds.source)
         loader = ds.loader(batch_size=10, memory_bytes=16 << 20, shuffle_bytes=1 << 20, on_error=on_error)
         with loader, pytest.raises(BudgetError, match=r"5\.parquet, row group 0"):
             list(loader)

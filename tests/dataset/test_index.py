@@ -82,8 +82,8 @@ ALL = [
 
 def plain_groups(source, column):
     """Value to chunks, row by row: the plain twin."""
-    ds = penstock.api.Dataset(source, Selection.all(source.chunk_rows), source.arrow_schema.names)
-    ends = np.cumsum(source.chunk_rows)
+    ds = penstock.api.Dataset(source, Selection.all(source.facts.chunk_rows), source.facts.arrow_schema.names)
+    ends = np.cumsum(source.facts.chunk_rows)
     found: dict = {}
     for row in range(len(ds)):
         value = ds[row][column]
@@ -108,7 +108,7 @@ class TestBuilding:
 
     def test_rows_build_what_columns_build(self, source):
         built = {indexer.index_name: indexer for indexer in build_indexes(source, ALL, workers=1)}
-        ds = penstock.api.Dataset(source, Selection.all(source.chunk_rows), source.arrow_schema.names)
+        ds = penstock.api.Dataset(source, Selection.all(source.facts.chunk_rows), source.facts.arrow_schema.names)
         for model in ALL:
             parts = []
             for chunk in range(6):
@@ -228,10 +228,10 @@ class TestStored:
 
     def test_round_trip(self, root, source):
         built = build_indexes(source, ALL, workers=1)
-        before = source.fingerprint
+        before = source.facts.fingerprint
         store_indexes(source, built)
         again = open_parquet(str(root))
-        assert again.fingerprint == before  # the index is no part of the data
+        assert again.facts.fingerprint == before  # the index is no part of the data
         for at in (source, again):  # also in a source that was opened before
             found = load_indexes(at)
             assert {name: groups_of(index) for name, index in found.items()} == {
@@ -242,10 +242,10 @@ class TestStored:
     def test_storing_keeps_what_is_there(self, tmp_path):
         penstock.write({"x": np.arange(10)}, tmp_path / "d")
         source = open_parquet(str(tmp_path / "d"))
-        update_common_metadata(source._files[0], {b"other": b"kept"})
+        update_common_metadata(source.entries[0], {b"other": b"kept"})
         for name in ("first", "second"):
             store_indexes(source, build_indexes(source, [SingleFieldIndexer(name, "x")], workers=1))
-        pairs = read_common_metadata(source._files[0].root)
+        pairs = read_common_metadata(source.entries[0].root)
         assert pairs[b"other"] == b"kept"
         assert list(load_indexes(source)) == ["second"]
         assert penstock.open(tmp_path / "d").schema.fields["x"].numpy_dtype is np.int64
@@ -280,13 +280,13 @@ class TestStored:
         ],
     )
     def test_a_damaged_index_is_told(self, source, damage):
-        text = damage.replace(b'"?"', b'"' + source.fingerprint.encode() + b'"')
-        update_common_metadata(source._files[0], {INDEX_KEY: text})
+        text = damage.replace(b'"?"', b'"' + source.facts.fingerprint.encode() + b'"')
+        update_common_metadata(source.entries[0], {INDEX_KEY: text})
         with pytest.raises(MetadataError, match=r"_common_metadata: .* index is damaged .*build the index again"):
             load_indexes(source)
 
     def test_a_later_version_is_told(self, source):
-        update_common_metadata(source._files[0], {INDEX_KEY: b'{"version": 2}'})
+        update_common_metadata(source.entries[0], {INDEX_KEY: b'{"version": 2}'})
         with pytest.raises(MetadataError, match="upgrade Penstock"):
             load_indexes(source)
 
@@ -310,7 +310,7 @@ class TestPetastorms:
         pairs = {PETASTORM_INDEX_KEY: data}
         if counts is not None:
             pairs[ROW_GROUPS_PER_FILE_KEY] = json.dumps(counts).encode()
-        update_common_metadata(source._files[0], pairs)
+        update_common_metadata(source.entries[0], pairs)
 
     def index(self, held, kind="SingleFieldIndexer"):
         state = {"_index_name": "by", "_column_name": "id", "_index_data": held}
@@ -323,7 +323,7 @@ class TestPetastorms:
         found = load_indexes(source)["by"]
         assert groups_of(found) == {7: {0, 1}, "é": {5}}
         assert rows(
-            source, select_row_groups(source, SingleIndexSelector("by", [7]), Selection.all(source.chunk_rows))
+            source, select_row_groups(source, SingleIndexSelector("by", [7]), Selection.all(source.facts.chunk_rows))
         ) == [*range(8)]
 
     def test_not_null(self, source):
@@ -362,7 +362,7 @@ class TestSelecting:
         return source
 
     def chosen(self, source, selector, before=None):
-        return rows(source, select_row_groups(source, selector, before or Selection.all(source.chunk_rows)))
+        return rows(source, select_row_groups(source, selector, before or Selection.all(source.facts.chunk_rows)))
 
     def test_one_index(self, indexed):
         assert self.chosen(indexed, SingleIndexSelector("by_id", [0, 5, 6])) == [*range(8)]
@@ -385,7 +385,7 @@ class TestSelecting:
         assert self.chosen(indexed, SingleIndexSelector("by_id", [0]), before) == []
 
     def test_what_was_selected_is_equal_to_a_filter_of_the_same_rows(self, indexed):
-        everything = Selection.all(indexed.chunk_rows)
+        everything = Selection.all(indexed.facts.chunk_rows)
         by_index = select_row_groups(indexed, SingleIndexSelector("by_split", ["a"]), everything)
         assert by_index.digest() == chosen(indexed, [("split", "=", "a")]).digest()
 

@@ -20,17 +20,17 @@ from tests.dataset.make import ids, read_all, write, write_ids, write_many_files
 class TestFacts:
     def test_chunks_are_numbered_by_file_and_row_group(self, tmp_path):
         source = open_parquet(write_ids(tmp_path))
-        assert source.files == ("part-0.parquet", "part-1.parquet", "part-2.parquet")
-        assert source.chunk_file.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-        assert source.chunk_group.tolist() == [0, 1, 2] * 3
-        assert source.chunk_rows.tolist() == [4, 4, 2] * 3
-        assert (source.chunk_file.dtype, source.chunk_group.dtype, source.chunk_rows.dtype) == (
+        assert source.facts.files == ("part-0.parquet", "part-1.parquet", "part-2.parquet")
+        assert source.facts.chunk_file.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert source.facts.chunk_part.tolist() == [0, 1, 2] * 3
+        assert source.facts.chunk_rows.tolist() == [4, 4, 2] * 3
+        assert (source.facts.chunk_file.dtype, source.facts.chunk_part.dtype, source.facts.chunk_rows.dtype) == (
             np.int32,
             np.int32,
             np.int64,
         )
-        assert source.file_sizes.tolist() == [(tmp_path / name).stat().st_size for name in source.files]
-        assert source.path_of(4) == f"{tmp_path.as_posix()}/part-1.parquet"
+        assert source.facts.file_bytes.tolist() == [(tmp_path / name).stat().st_size for name in source.facts.files]
+        assert source.locate(4).path == f"{tmp_path.as_posix()}/part-1.parquet"
         assert read_all(source)["id"].to_pylist() == list(range(30))
         assert "files=3" in repr(source)
 
@@ -41,20 +41,20 @@ class TestFacts:
             pass
         write(tmp_path / "c.parquet", ids(0, 5))
         source = open_parquet(tmp_path)
-        assert source.files == ("a.parquet", "b.parquet", "c.parquet")
-        assert source.chunk_file.tolist() == [2]
+        assert source.facts.files == ("a.parquet", "b.parquet", "c.parquet")
+        assert source.facts.chunk_file.tolist() == [2]
 
     def test_a_dataset_without_any_rows_opens(self, tmp_path):
         write(tmp_path / "a.parquet", ids(0, 0))
         source = open_parquet(tmp_path)
-        assert len(source.chunk_rows) == 0
+        assert len(source.facts.chunk_rows) == 0
         assert source.row_bytes() == 16 + 2 / 8
-        assert source.arrow_schema.names == ["id", "value"]
+        assert source.facts.arrow_schema.names == ["id", "value"]
 
     def test_a_file_a_pattern_and_a_list(self, tmp_path):
         write_ids(tmp_path)
-        assert open_parquet(tmp_path / "part-1.parquet").chunk_rows.sum() == 10
-        assert open_parquet(f"{tmp_path}/part-[01].parquet").chunk_rows.sum() == 20
+        assert open_parquet(tmp_path / "part-1.parquet").facts.chunk_rows.sum() == 10
+        assert open_parquet(f"{tmp_path}/part-[01].parquet").facts.chunk_rows.sum() == 20
         source = open_parquet([tmp_path / "part-2.parquet", tmp_path / "part-0.parquet"])
         assert read_all(source)["id"].to_pylist() == [*range(20, 30), *range(10)]
 
@@ -76,25 +76,25 @@ class TestFingerprint:
         shutil.copytree(tmp_path / "a", tmp_path / "b" / "c")
         memory = fsspec.filesystem("memory")
         memory.put(str(tmp_path / "a"), "/fingerprint/a", recursive=True)
-        first = open_parquet(tmp_path / "a").fingerprint
-        assert open_parquet(tmp_path / "b" / "c").fingerprint == first
-        assert open_parquet("memory://fingerprint/a").fingerprint == first
-        assert open_parquet(tmp_path / "a", columns=["id"]).fingerprint == first
-        assert open_parquet(f"{tmp_path}/a/*.parquet").fingerprint == first
+        first = open_parquet(tmp_path / "a").facts.fingerprint
+        assert open_parquet(tmp_path / "b" / "c").facts.fingerprint == first
+        assert open_parquet("memory://fingerprint/a").facts.fingerprint == first
+        assert open_parquet(tmp_path / "a", columns=["id"]).facts.fingerprint == first
+        assert open_parquet(f"{tmp_path}/a/*.parquet").facts.fingerprint == first
 
     def test_other_data_has_another(self, tmp_path):
-        first = open_parquet(write_ids(tmp_path / "a")).fingerprint
-        assert open_parquet(write_ids(tmp_path / "b", rows=11)).fingerprint != first
-        assert open_parquet(write_ids(tmp_path / "c", files=2)).fingerprint != first
-        assert open_parquet(write_ids(tmp_path / "d", rows_per_group=5)).fingerprint != first
+        first = open_parquet(write_ids(tmp_path / "a")).facts.fingerprint
+        assert open_parquet(write_ids(tmp_path / "b", rows=11)).facts.fingerprint != first
+        assert open_parquet(write_ids(tmp_path / "c", files=2)).facts.fingerprint != first
+        assert open_parquet(write_ids(tmp_path / "d", rows_per_group=5)).facts.fingerprint != first
         (tmp_path / "a" / "part-0.parquet").rename(tmp_path / "a" / "part-00.parquet")
-        assert open_parquet(tmp_path / "a").fingerprint != first
+        assert open_parquet(tmp_path / "a").facts.fingerprint != first
 
     def test_the_order_of_a_list_counts(self, tmp_path):
         write_ids(tmp_path)
         names = [tmp_path / f"part-{i}.parquet" for i in range(3)]
-        assert open_parquet(names).fingerprint != open_parquet(names[::-1]).fingerprint
-        assert open_parquet(names).fingerprint == open_parquet(tmp_path).fingerprint
+        assert open_parquet(names).facts.fingerprint != open_parquet(names[::-1]).facts.fingerprint
+        assert open_parquet(names).facts.fingerprint == open_parquet(tmp_path).facts.fingerprint
 
     def test_it_is_pinned(self):
         # Stored in the state of running jobs: changing it refuses their checkpoints.
@@ -116,39 +116,39 @@ class TestPartitions:
 
     def test_columns_come_last_and_typed(self, root):
         source = open_parquet(root)
-        assert source.arrow_schema.names == ["id", "value", "year", "city"]
-        assert source.arrow_schema.field("year") == pa.field("year", pa.int64(), nullable=False)
-        assert list(source.unischema.fields) == ["id", "value", "year", "city"]
-        assert source.partitions["year"].tolist() == [2023, 2024, 2024]
-        assert source.partitions["city"] == ["Bern", "São Paulo", None]
-        assert source.unischema.fields["city"].nullable
+        assert source.facts.arrow_schema.names == ["id", "value", "year", "city"]
+        assert source.facts.arrow_schema.field("year") == pa.field("year", pa.int64(), nullable=False)
+        assert list(source.facts.unischema.fields) == ["id", "value", "year", "city"]
+        assert source.facts.constants["year"].to_pylist() == [2023, 2024, 2024]
+        assert source.facts.constants["city"].to_pylist() == ["Bern", "São Paulo", None]
+        assert source.facts.unischema.fields["city"].nullable
 
     def test_values_are_constants_in_any_place(self, root):
         source = open_parquet(root)
-        table = source.read_chunk(1, ["city", "id", "year"])
+        table = source.read(1, ["city", "id", "year"])
         assert table.to_pydict() == {"city": ["São Paulo"] * 2, "id": [2024, 2025], "year": [2024, 2024]}
-        assert source.read_chunk(2, ["city"]).to_pydict() == {"city": [None, None]}
+        assert source.read(2, ["city"]).to_pydict() == {"city": [None, None]}
         assert table.schema.types == [pa.string(), pa.int64(), pa.int64()]
 
     def test_partition_columns_alone_touch_no_file(self, root):
         fs = RecordingFileSystem()
         source = open_parquet(str(root), filesystem=fs)
         fs.reads.clear()
-        assert source.read_chunk(0, ["year", "city"]).num_rows == 2
-        assert source.read_chunk(0, []).num_rows == 2
+        assert source.read(0, ["year", "city"]).num_rows == 2
+        assert source.read(0, []).num_rows == 2
         assert fs.reads.opened == []
 
     def test_one_file_of_a_partition_knows_its_values(self, root):
         source = open_parquet(root / "year=2023" / "city=Bern" / "x.parquet")
-        assert source.read_chunk(0, ["year", "city"]).to_pydict() == {"year": [2023] * 2, "city": ["Bern"] * 2}
-        assert source.files == ("year=2023/city=Bern/x.parquet",)
+        assert source.read(0, ["year", "city"]).to_pydict() == {"year": [2023] * 2, "city": ["Bern"] * 2}
+        assert source.facts.files == ("year=2023/city=Bern/x.parquet",)
 
     def test_a_column_in_the_file_wins(self, tmp_path):
         write(tmp_path / "id=07" / "x.parquet", pa.table({"id": [7, 7, 7], "value": [0.5, 1.5, 2.5]}))
         source = open_parquet(tmp_path)
-        assert source.arrow_schema.names == ["id", "value"]
-        assert source.partitions == {}
-        assert source.read_chunk(0, ["id"])["id"].to_pylist() == [7, 7, 7]
+        assert source.facts.arrow_schema.names == ["id", "value"]
+        assert source.facts.constants == {}
+        assert source.read(0, ["id"])["id"].to_pylist() == [7, 7, 7]
 
 
 class TestReadChunk:
@@ -161,8 +161,8 @@ class TestReadChunk:
 
     def test_leaves_of_structs_are_columns(self, nested):
         source = open_parquet(nested)
-        assert source.arrow_schema.names == ["s.a", "s.b.c", "s.b.d", "x.y", "l", "n"]
-        table = source.read_chunk(0, ["n", "s.b.d", "x.y", "s.a", "l"])
+        assert source.facts.arrow_schema.names == ["s.a", "s.b.c", "s.b.d", "x.y", "l", "n"]
+        table = source.read(0, ["n", "s.b.d", "x.y", "s.a", "l"])
         assert table.to_pydict() == {
             "n": [1.0, 2.0, 3.0],
             "s.b.d": [[1, 2], None, None],
@@ -175,8 +175,8 @@ class TestReadChunk:
         fs = RecordingFileSystem()
         source = open_parquet(str(nested), filesystem=fs)
         fs.reads.clear()
-        source.read_chunk(0, ["s.a"])
-        path = source.path_of(0)
+        source.read(0, ["s.a"])
+        path = source.locate(0).path
         group = source.footer(0).arrow.row_group(0)
         for index in range(group.num_columns):
             column = group.column(index)
@@ -185,24 +185,24 @@ class TestReadChunk:
             assert touched == (column.path_in_schema == "s.a"), column.path_in_schema
 
     def test_no_columns_have_rows(self, nested):
-        table = open_parquet(nested).read_chunk(0, [])
+        table = open_parquet(nested).read(0, [])
         assert (table.num_rows, table.num_columns) == (3, 0)
 
     def test_an_unknown_column_lists_near_names(self, nested):
         with pytest.raises(ColumnNotFound, match=r"did you mean 's\.a'"):
-            open_parquet(nested).read_chunk(0, ["s.aa"])
+            open_parquet(nested).read(0, ["s.aa"])
 
     def test_a_name_that_begins_another_reads_only_itself(self, tmp_path):
         write(tmp_path / "x.parquet", {"a": [1], "a.b": [2], "ab": [3]})
         source = open_parquet(tmp_path)
-        assert source.read_chunk(0, ["a"]).to_pydict() == {"a": [1]}
-        assert source.read_chunk(0, ["a.b", "a"]).to_pydict() == {"a.b": [2], "a": [1]}
+        assert source.read(0, ["a"]).to_pydict() == {"a": [1]}
+        assert source.read(0, ["a.b", "a"]).to_pydict() == {"a.b": [2], "a": [1]}
 
     def test_threads_read_side_by_side(self, tmp_path):
         source = open_parquet(write_ids(tmp_path, files=8, rows=200, rows_per_group=10))
-        chunks = list(range(len(source.chunk_rows))) * 2
+        chunks = list(range(len(source.facts.chunk_rows))) * 2
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            tables = list(pool.map(lambda chunk: source.read_chunk(chunk, ["id"]), chunks))
+            tables = list(pool.map(lambda chunk: source.read(chunk, ["id"]), chunks))
         assert [table["id"][0].as_py() for table in tables] == [10 * chunk for chunk in chunks]
 
     def test_few_footers_are_kept(self, tmp_path):
@@ -229,19 +229,19 @@ class TestChangedFiles:
     def test_another_size(self, source, tmp_path):
         write(tmp_path / "part-1.parquet", ids(0, 500))
         with pytest.raises(BadFile, match=r"part-1\.parquet.*has changed.*open the dataset again") as caught:
-            source.read_chunk(4, ["id"])
-        assert (caught.value.row_group, caught.value.path) == (1, source.path_of(4))
+            source.read(4, ["id"])
+        assert (caught.value.row_group, caught.value.path) == (1, source.locate(4).path)
 
     def test_gone(self, source, tmp_path):
         (tmp_path / "part-1.parquet").unlink()
         with pytest.raises(BadFile, match="not there any more"):
-            source.read_chunk(4, ["id"])
+            source.read(4, ["id"])
 
     def test_cut_off(self, source, tmp_path):
         data = (tmp_path / "part-1.parquet").read_bytes()
         (tmp_path / "part-1.parquet").write_bytes(data[:100])
         with pytest.raises(BadFile, match="has changed"):
-            source.read_chunk(5, ["value"])
+            source.read(5, ["value"])
 
     def test_row_groups_gone_and_footer_forgotten(self, source, tmp_path):
         from penstock.dataset.footers import FooterCache
@@ -249,7 +249,7 @@ class TestChangedFiles:
         source._footers = FooterCache()
         write(tmp_path / "part-1.parquet", ids(10, 20))
         with pytest.raises(BadFile, match=r"3 row groups of 10 rows were known, 1 of 10"):
-            source.read_chunk(5, ["id"])
+            source.read(5, ["id"])
 
 
 def test_opening_thousands_of_files_is_quick(tmp_path):
@@ -257,7 +257,7 @@ def test_opening_thousands_of_files_is_quick(tmp_path):
     start = time.perf_counter()
     source = open_parquet(tmp_path)
     took = time.perf_counter() - start
-    assert len(source.chunk_rows) == 3678
+    assert len(source.facts.chunk_rows) == 3678
     assert took < 15  # ten times the limit; bench/ measures
 
 

@@ -59,8 +59,8 @@ class TestAgreement:
         write(tmp_path / "a.parquet", pa.table({"value": [0.5], "id": [1]}, schema=schema))
         write(tmp_path / "b.parquet", ids(2, 4))
         source = open_parquet(tmp_path)
-        assert source.arrow_schema.names == ["value", "id"]
-        assert source.arrow_schema.field("id").nullable
+        assert source.facts.arrow_schema.names == ["value", "id"]
+        assert source.facts.arrow_schema.field("id").nullable
         assert read_all(source).to_pydict() == {"value": [0.5, 1.0, 1.5], "id": [1, 2, 3]}
 
     @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ class TestAgreement:
         source = open_parquet(tmp_path)
         table = read_all(source)
         assert table["c"].to_pylist() == values(first) + values(second)
-        assert table.schema.field("c").type == source.arrow_schema.field("c").type
+        assert table.schema.field("c").type == source.facts.arrow_schema.field("c").type
 
     @pytest.mark.parametrize(
         "second", [pa.string(), pa.large_string(), pa.dictionary(pa.int16(), pa.string())], ids=str
@@ -188,22 +188,22 @@ class TestStored:
     def test_its_order_and_types_win(self, root):
         write_common(root, SCHEMA)
         source = open_parquet(root)
-        assert source.arrow_schema.names == list(source.unischema.fields) == ["day", "value", "id"]
-        assert source.arrow_schema.field("day").type == pa.string()
-        assert source.read_chunk(1, ["id", "day"]).to_pydict() == {"id": [2, 3], "day": ["02", "02"]}
-        assert source.unischema._name == "Stored"
+        assert source.facts.arrow_schema.names == list(source.facts.unischema.fields) == ["day", "value", "id"]
+        assert source.facts.arrow_schema.field("day").type == pa.string()
+        assert source.read(1, ["id", "day"]).to_pydict() == {"id": [2, 3], "day": ["02", "02"]}
+        assert source.facts.unischema._name == "Stored"
 
     def test_without_it_the_partition_is_as_it_reads_and_last(self, root):
         source = open_parquet(root)
-        assert source.arrow_schema.names == ["id", "value", "day"]
-        assert source.partitions["day"] == ["01", "02"]
+        assert source.facts.arrow_schema.names == ["id", "value", "day"]
+        assert source.facts.constants["day"].to_pylist() == ["01", "02"]
 
     def test_a_single_file_describes_itself(self, tmp_path):
         table = pa.table(ids(0, 2)).replace_schema_metadata(stored(SCHEMA))
         write(tmp_path / "day=03" / "x.parquet", table)
         for source in (tmp_path, tmp_path / "day=03" / "x.parquet", f"{tmp_path}/*/*.parquet"):
-            assert open_parquet(source).unischema._name == "Stored"
-            assert open_parquet(source).partitions["day"] == ["03"]
+            assert open_parquet(source).facts.unischema._name == "Stored"
+            assert open_parquet(source).facts.constants["day"].to_pylist() == ["03"]
 
     def test_files_whose_stored_schemas_disagree_are_named(self, tmp_path):
         def scalar(name, dtype):
@@ -214,8 +214,8 @@ class TestStored:
             write(tmp_path / f"{number}.parquet", pa.table(ids(0, 2)).replace_schema_metadata(stored(schema)))
         with pytest.raises(SchemaError, match=r"'id' is .*0\.parquet but .*2\.parquet"):
             open_parquet(tmp_path)
-        assert open_parquet(tmp_path, columns=["value"]).chunk_rows.sum() == 6
-        assert open_parquet(tmp_path, schema=Unischema("Mine", [])).chunk_rows.sum() == 6
+        assert open_parquet(tmp_path, columns=["value"]).facts.chunk_rows.sum() == 6
+        assert open_parquet(tmp_path, schema=Unischema("Mine", [])).facts.chunk_rows.sum() == 6
 
     def test_folders_whose_stored_schemas_disagree_are_named(self, tmp_path):
         for name, dtype in (("a", np.int64), ("b", np.int32)):
@@ -223,49 +223,49 @@ class TestStored:
             write_common(tmp_path / name, Unischema("S", [UnischemaField("id", dtype, (), None, False)]))
         with pytest.raises(SchemaError, match=r"'id' is .*a but .*b"):
             open_parquet([tmp_path / "a", tmp_path / "b"])
-        assert open_parquet([tmp_path / "a", tmp_path / "a"]).chunk_rows.sum() == 60
+        assert open_parquet([tmp_path / "a", tmp_path / "a"]).facts.chunk_rows.sum() == 60
 
     def test_a_file_finds_the_metadata_beside_it(self, root):
         write_common(root, SCHEMA)
-        assert open_parquet([root / "day=02" / "x.parquet"]).unischema._name == "Stored"
+        assert open_parquet([root / "day=02" / "x.parquet"]).facts.unischema._name == "Stored"
 
     def test_metadata_in_place_of_common_metadata(self, root):
         write_common(root, SCHEMA, "_metadata")
-        assert open_parquet(root).unischema._name == "Stored"
+        assert open_parquet(root).facts.unischema._name == "Stored"
 
     def test_a_foreign_common_metadata_says_nothing(self, root):
         pq.write_metadata(pa.schema([("other", pa.int8())]), root / "_common_metadata")
-        assert open_parquet(root).unischema._name == "inferred_schema"
+        assert open_parquet(root).facts.unischema._name == "inferred_schema"
 
     def test_a_damaged_one_is_named(self, root):
         (root / "_common_metadata").write_bytes(b"")
         with pytest.raises(MetadataError, match=r"_common_metadata.*delete it, or pass schema="):
             open_parquet(root)
-        assert open_parquet(root, schema=Unischema("Mine", [])).arrow_schema.names == ["id", "value", "day"]
+        assert open_parquet(root, schema=Unischema("Mine", [])).facts.arrow_schema.names == ["id", "value", "day"]
 
     def test_a_field_that_the_files_do_not_hold_is_named(self, root):
         more = Unischema("Stored", [*SCHEMA.fields.values(), UnischemaField("gone", np.int8, (), None, True)])
         write_common(root, more)
         with pytest.raises(SchemaError, match=r"schema stored in .*_common_metadata has the field 'gone'"):
             open_parquet(root)
-        assert open_parquet(root, columns=["id", "day"]).arrow_schema.names == ["day", "value", "id"]
+        assert open_parquet(root, columns=["id", "day"]).facts.arrow_schema.names == ["day", "value", "id"]
         with pytest.raises(SchemaError, match="'gone'"):
             open_parquet(root, columns=["gone"])
 
     def test_columns_that_it_does_not_know_are_appended(self, root):
         write_common(root, Unischema("Stored", [SCHEMA.fields["value"]]))
         source = open_parquet(root)
-        assert list(source.unischema.fields) == ["value", "id", "day"]
-        assert source.unischema.fields["id"].numpy_dtype is np.int64
+        assert list(source.facts.unischema.fields) == ["value", "id", "day"]
+        assert source.facts.unischema.fields["id"].numpy_dtype is np.int64
 
     def test_a_given_schema_overrides(self, root):
         write_common(root, SCHEMA)
         given = Unischema("Given", [UnischemaField("day", np.int16, (), None, False)])
         source = open_parquet(root, schema=given)
-        assert list(source.unischema.fields) == ["day", "id", "value"]
-        assert source.unischema._name == "Given"
-        assert list(source.partitions["day"]) == [1, 2]
-        assert source.read_chunk(0, ["day"])["day"].type == pa.int16()
+        assert list(source.facts.unischema.fields) == ["day", "id", "value"]
+        assert source.facts.unischema._name == "Given"
+        assert source.facts.constants["day"].to_pylist() == [1, 2]
+        assert source.read(0, ["day"])["day"].type == pa.int16()
         with pytest.raises(SchemaError, match="schema= has the field 'gone'"):
             open_parquet(root, schema=Unischema("Given", [UnischemaField("gone", np.int16, (), None, False)]))
 
@@ -273,7 +273,7 @@ class TestStored:
         write(tmp_path / "x.parquet", {"m": [b"12"]})
         field = UnischemaField("m", np.float32, (2,), NdarrayCodec(), False)
         source = open_parquet(tmp_path, schema=Unischema("Given", [field]))
-        assert source.unischema.fields["m"].codec == NdarrayCodec()
+        assert source.facts.unischema.fields["m"].codec == NdarrayCodec()
 
     def test_a_partition_that_does_not_fit_is_named(self, root):
         (root / "day=02").rename(root / "day=first")
@@ -305,11 +305,11 @@ class TestDamagedSchema:
         with pytest.raises((MetadataError, CodecError), match=rf"/{bad}\.parquet.*pass schema="):
             open_parquet(tmp_path)
         source = open_parquet(tmp_path, on_error="skip")
-        assert [(path, reason.startswith(path)) for path, reason in source.skipped] == [
+        assert [(path, reason.startswith(path)) for path, reason in source.facts.skipped] == [
             ((tmp_path / f"{bad}.parquet").as_posix(), True)
         ]
-        assert source.files == tuple(f"{number}.parquet" for number in range(3) if number != bad)
-        assert open_parquet(tmp_path, schema=PLAIN).chunk_rows.sum() == 6  # the stored ones are not looked at
+        assert source.facts.files == tuple(f"{number}.parquet" for number in range(3) if number != bad)
+        assert open_parquet(tmp_path, schema=PLAIN).facts.chunk_rows.sum() == 6  # the stored ones are not looked at
 
     def test_in_all_data_files(self, tmp_path):
         for number in range(2):
@@ -345,7 +345,10 @@ class TestDamagedSchema:
                 told = str(error)
             assert path.as_posix() in told
             with contextlib.suppress(SchemaError):  # read, and at odds with the columns: nobody knows which is wrong
-                assert open_parquet(tmp_path, on_error="skip").files in (("0.parquet",), ("0.parquet", "1.parquet"))
+                assert open_parquet(tmp_path, on_error="skip").facts.files in (
+                    ("0.parquet",),
+                    ("0.parquet", "1.parquet"),
+                )
 
 
 class TestUnsupported:
@@ -416,7 +419,7 @@ class TestSummary:
         assert min(pq.read_metadata(root / "_metadata").row_group(i).num_rows for i in range(4)) == -1000
         source, read = self.opened(root)
         assert len(read) == 9
-        assert source.chunk_rows.sum() == 1070
+        assert source.facts.chunk_rows.sum() == 1070
 
     def test_it_saves_reading_the_footers(self, root):
         plain, read = self.opened(root)
@@ -425,31 +428,31 @@ class TestSummary:
         source, read = self.opened(root)
         assert "_metadata" in read
         assert len(read) < 8
-        assert source.chunk_rows.tolist() == plain.chunk_rows.tolist()
-        assert source.fingerprint == plain.fingerprint
+        assert source.facts.chunk_rows.tolist() == plain.facts.chunk_rows.tolist()
+        assert source.facts.fingerprint == plain.facts.fingerprint
         assert read_all(source).equals(read_all(plain))
 
     def test_a_part_of_the_files_is_not_enough(self, root):
         self.summarise(root, names=[f"part-{i}.parquet" for i in range(7)])
         source, read = self.opened(root)
         assert len(read) == 9
-        assert source.chunk_rows.sum() == 80
+        assert source.facts.chunk_rows.sum() == 80
 
     def test_files_without_rows_are_in_no_summary(self, root):
         write(root / "part-8.parquet", ids(0, 0))
         self.summarise(root)
-        assert len(self.opened(root)[0].files) == 9
+        assert len(self.opened(root)[0].facts.files) == 9
 
     def test_an_outdated_one_is_not_used(self, root):
         self.summarise(root)
         for path in root.glob("*.parquet"):
             write(path, ids(0, 20), rows_per_group=4)
-        assert self.opened(root)[0].chunk_rows.sum() == 160
+        assert self.opened(root)[0].facts.chunk_rows.sum() == 160
 
     def test_a_shorter_file_is_noticed(self, root):
         self.summarise(root)
         write(root / "part-4.parquet", ids(0, 1))
-        assert self.opened(root)[0].chunk_rows.sum() == 71
+        assert self.opened(root)[0].facts.chunk_rows.sum() == 71
 
     def test_what_it_says_wrongly_is_an_error_when_read(self, root):
         from penstock.errors import BadFile
@@ -457,22 +460,22 @@ class TestSummary:
         self.summarise(root)
         write(root / "part-1.parquet", ids(0, 500), rows_per_group=100)
         source, _ = self.opened(root)
-        if source.chunk_rows.sum() == 80:  # not among the samples
+        if source.facts.chunk_rows.sum() == 80:  # not among the samples
             with pytest.raises(BadFile, match="`_metadata` is older"):
-                source.read_chunk(3, ["id"])
+                source.read(3, ["id"])
 
     def test_a_damaged_one_is_not_used(self, root):
         (root / "_metadata").write_bytes(b"PAR1 no PAR1")
         with pytest.raises(MetadataError, match="_metadata"):
             self.opened(root)
         write_common(root, Unischema("Stored", []))
-        assert self.opened(root)[0].chunk_rows.sum() == 80
+        assert self.opened(root)[0].facts.chunk_rows.sum() == 80
 
     def test_bad_files_are_found_despite_it(self, root):
         self.summarise(root)
         (root / "part-5.parquet").write_bytes(b"PAR1" + bytes(2000))
         source, _ = self.opened(root, on_error="skip")
-        assert [path.rpartition("/")[2] for path, _ in source.skipped] == ["part-5.parquet"]
+        assert [path.rpartition("/")[2] for path, _ in source.facts.skipped] == ["part-5.parquet"]
 
 
 def test_petastorms_row_group_counts_are_no_row_counts(tmp_path):
@@ -481,7 +484,7 @@ def test_petastorms_row_group_counts_are_no_row_counts(tmp_path):
     pq.write_metadata(pa.table(ids(0, 0)).schema.with_metadata(counts), tmp_path / "_common_metadata")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert open_parquet(tmp_path).chunk_rows.sum() == 30
+        assert open_parquet(tmp_path).facts.chunk_rows.sum() == 30
 
 
 class TestStaleSummary:
@@ -510,7 +513,7 @@ class TestStaleSummary:
     def test_other_types_are_not_cast(self, rewritten, values):
         source = open_parquet(rewritten(values))
         with pytest.raises(SchemaError, match=r"files disagree: column 'x' has type .* in .*2\.parquet but int64"):
-            source.read_chunk(2, ["x"])
+            source.read(2, ["x"])
 
     def test_a_sampled_file_of_another_type_is_found_at_opening(self, rewritten):
         with pytest.raises(SchemaError, match=r"9\.parquet"):

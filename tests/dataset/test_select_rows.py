@@ -67,7 +67,7 @@ def source(tmp_path_factory):
 
 def table_rows(source):
     """Every row as the dict that a predicate gets: the plain way."""
-    dataset = penstock.api.Dataset(source, Selection.all(source.chunk_rows), source.arrow_schema.names)
+    dataset = penstock.api.Dataset(source, Selection.all(source.facts.chunk_rows), source.facts.arrow_schema.names)
     return [dataset[i] for i in range(len(dataset))]
 
 
@@ -141,7 +141,7 @@ class TestAgainstTheTwin:
             assert may_fail or all(answers)
 
     def test_a_batch_in_memory(self, source):
-        dataset = penstock.api.Dataset(source, Selection.all(source.chunk_rows), source.arrow_schema.names)
+        dataset = penstock.api.Dataset(source, Selection.all(source.facts.chunk_rows), source.facts.arrow_schema.names)
         batch = dataset.head(20)
         for predicate in LEAVES:
             expected = [bool(predicate.do_include(row)) for row in table_rows(source)]
@@ -186,7 +186,7 @@ class TestBatched:
         import pandas as pd
 
         whole = {}
-        for name in source.arrow_schema.names:
+        for name in source.facts.arrow_schema.names:
             if name != "split":
 
                 def note(series, name=name):
@@ -195,7 +195,7 @@ class TestBatched:
 
                 assert len(kept(source, in_lambda([name], note), batched=True)) == 20
         for name, parts in whole.items():
-            arrow = [source.read_chunk(chunk, [name]).column(0).to_pandas() for chunk in range(5)]
+            arrow = [source.read(chunk, [name]).column(0).to_pandas() for chunk in range(5)]
             found = sorted(parts, key=lambda part: [str(v) for v in part])
             arrow = sorted(arrow, key=lambda part: [str(v) for v in part])
             for mine, theirs in zip(found, arrow, strict=True):
@@ -277,13 +277,13 @@ class TestReading:
     def test_statistics_rule_out_row_groups(self, tmp_path, monkeypatch, predicate, chunks):
         source = open_parquet(str(write_ids(tmp_path, files=2, rows=100, rows_per_group=10)))
         read = set()
-        whole = source.read_chunk
+        whole = source.read
 
         def note(chunk, columns):
             read.add(chunk)
             return whole(chunk, columns)
 
-        monkeypatch.setattr(source, "read_chunk", note)
+        monkeypatch.setattr(source, "read", note)
         found = chosen(source, predicate)
         assert sorted(read) == chunks
         expected = [i for i in range(200) if predicate.do_include({"id": i, "value": i / 2})]
@@ -293,8 +293,8 @@ class TestReading:
         write(tmp_path / "a.parquet", {"kind": ["x"] * 4 + ["y"] * 4 + ["x", None] * 2}, rows_per_group=4)
         source = open_parquet(str(tmp_path))
         read = []
-        whole = source.read_chunk
-        monkeypatch.setattr(source, "read_chunk", lambda chunk, names: read.append(chunk) or whole(chunk, names))
+        whole = source.read
+        monkeypatch.setattr(source, "read", lambda chunk, names: read.append(chunk) or whole(chunk, names))
         assert kept(source, in_set(["x"], "kind")) == [0, 1, 2, 3, 8, 10]
         assert kept(source, in_negate(in_set(["x"], "kind"))) == [4, 5, 6, 7, 9, 11]
         assert kept(source, in_set(["x", None], "kind")) == [0, 1, 2, 3, 8, 9, 10, 11]
@@ -338,10 +338,8 @@ class TestReading:
     def test_under_all_functions_see_only_what_is_left(self, tmp_path, monkeypatch):
         source = open_parquet(str(write_ids(tmp_path, files=1, rows=100, rows_per_group=50)))
         seen, read = [], []
-        whole = source.read_chunk
-        monkeypatch.setattr(
-            source, "read_chunk", lambda chunk, names: read.append((chunk, *names)) or whole(chunk, names)
-        )
+        whole = source.read
+        monkeypatch.setattr(source, "read", lambda chunk, names: read.append((chunk, *names)) or whole(chunk, names))
         slow = in_lambda(["value"], lambda v: seen.append(v) or v < 20)
         both = in_reduce([slow, in_intersection_free(), in_set([1, 3, 60], "id")], all)
         assert kept(source, both) == [1, 3]
@@ -478,7 +476,7 @@ class TestErrors:
             chosen(open_parquet(str(path)), predicate)
         source = open_parquet(str(path), on_error="skip")
         assert kept(source, predicate) == [1001]
-        assert len(source.skipped) == 1
+        assert len(chosen(source, predicate).skipped) == 1
 
 
 class TestPublic:

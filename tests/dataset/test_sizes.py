@@ -51,10 +51,10 @@ def test_estimates_are_near(tmp_path, kind, dictionary, compression):
     }
     write(tmp_path / "x.parquet", {"c": columns[kind]}, use_dictionary=dictionary, compression=compression)
     source = open_parquet(tmp_path)
-    table = source.read_chunk(0, ["c"])
+    table = source.read(0, ["c"])
     assert source.row_bytes() == pytest.approx(table.nbytes / table.num_rows, rel=0.2)
-    assert source.column_bytes(["c"]) == source.row_bytes()
-    assert source.column_bytes([]) == 0
+    assert source.row_bytes(["c"]) == source.row_bytes()
+    assert source.row_bytes([]) == 0
 
 
 def test_it_is_measured_once_and_fixed_columns_never(tmp_path):
@@ -62,7 +62,7 @@ def test_it_is_measured_once_and_fixed_columns_never(tmp_path):
     fs = RecordingFileSystem()
     source = open_parquet(str(tmp_path), filesystem=fs)
     fs.reads.clear()
-    assert source.column_bytes(["a"]) == 8.125
+    assert source.row_bytes(["a"]) == 8.125
     assert fs.reads.num_reads == 0
     first = source.row_bytes()
     reads = fs.reads.num_reads
@@ -86,8 +86,8 @@ def test_partition_columns_count(tmp_path):
     write(tmp_path / "k=1" / "t=abcd" / "x.parquet", {"a": [1, 2, 3]})
     write(tmp_path / "k=2" / "t=ef" / "x.parquet", {"a": [1]})
     source = open_parquet(tmp_path)
-    assert source.column_bytes(["k"]) == 8
-    assert source.column_bytes(["t"]) == 4 + 3.5
+    assert source.row_bytes(["k"]) == 8
+    assert source.row_bytes(["t"]) == 4 + 3.5
 
 
 def text_file(folder):

@@ -43,39 +43,39 @@ class TestWhen:
         path = write_checked(tmp_path / "a.parquet")
         damage(path, group=1)
         source = open_parquet(path)
-        assert source.read_chunk(0, NAMES).num_rows == 10
+        assert source.read(0, NAMES).num_rows == 10
         with pytest.raises(BadFile, match=r"a\.parquet, row group 1, column 'value'.*CRC checksum") as caught:
-            source.read_chunk(1, NAMES)
+            source.read(1, NAMES)
         assert (caught.value.row_group, caught.value.column) == (1, "value")
         with pytest.raises(BadFile, match="CRC checksum"):  # a row group that failed is not taken for verified
-            source.read_chunk(1, NAMES)
-        assert source.read_chunk(1, ["id"])["id"].to_pylist() == list(range(10, 20))
+            source.read(1, NAMES)
+        assert source.read(1, ["id"])["id"].to_pylist() == list(range(10, 20))
 
     def test_first_verifies_each_row_group_once(self, tmp_path):
         path = write_checked(tmp_path / "a.parquet")
         source = open_parquet(path, verify="first")
-        right = source.read_chunk(0, NAMES)
+        right = source.read(0, NAMES)
         damage(path, group=0)
         damage(path, group=1)
-        assert not source.read_chunk(0, NAMES).equals(right)  # what "first" does not see
+        assert not source.read(0, NAMES).equals(right)  # what "first" does not see
         with pytest.raises(BadFile, match=r"row group 1.*CRC checksum"):
-            source.read_chunk(1, NAMES)
+            source.read(1, NAMES)
 
     def test_columns_that_are_read_later_are_verified_then(self, tmp_path):
         path = write_checked(tmp_path / "a.parquet")
         source = open_parquet(path)
-        source.read_chunk(0, ["id"])
+        source.read(0, ["id"])
         damage(path, group=0)
         with pytest.raises(BadFile, match=r"column 'value'.*CRC checksum"):
-            source.read_chunk(0, ["value"])
+            source.read(0, ["value"])
 
     def test_true_verifies_every_time(self, tmp_path):
         path = write_checked(tmp_path / "a.parquet")
         source = open_parquet(path, verify=True)
-        source.read_chunk(0, NAMES)
+        source.read(0, NAMES)
         damage(path, group=0)
         with pytest.raises(BadFile, match="CRC checksum"):
-            source.read_chunk(0, NAMES)
+            source.read(0, NAMES)
 
     def test_false_never_does(self, tmp_path):
         path = write_checked(tmp_path / "a.parquet")
@@ -121,7 +121,7 @@ class TestWhere:
         damage(path, group=1)
         cache = MemoryCache(10**7)
         with pytest.raises(BadFile, match="CRC checksum"):
-            open_parquet(path, cache=cache).read_chunk(1, NAMES)
+            open_parquet(path, cache=cache).read(1, NAMES)
         path.write_bytes(good)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert read_all(open_parquet(path, cache=cache)).equals(right)

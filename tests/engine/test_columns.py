@@ -140,7 +140,7 @@ def test_rows_are_the_rows_that_were_written(ds):
 
 
 def files_of(ds):
-    return [ds._source.path_of(chunk) for chunk, (_, group, _) in enumerate(ds.chunks) if group == 0]
+    return [ds.source.locate(chunk).path for chunk, (_, group, _) in enumerate(ds.chunks) if group == 0]
 
 
 # -- what nulls and variable shapes look like -----------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_numpy_and_the_value_that_comes_back(written, line):
 @pytest.mark.parametrize("line", TABLE, ids=IDS)
 def test_arrow(written, line):
     field, _, _, arrow, *_ = line
-    stored = written[0]._source.arrow_schema.field(field.name).type
+    stored = written[0].source.facts.arrow_schema.field(field.name).type
     if pa.types.is_list(arrow) or pa.types.is_fixed_size_list(arrow):  # names of elements differ between writers
         assert (type(stored), stored.value_type) == (type(arrow), arrow.value_type)
     else:

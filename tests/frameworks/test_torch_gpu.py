@@ -56,7 +56,7 @@ def test_another_word_is_refused(pictures):
 
 
 def test_undecoded_columns_are_bytes_and_the_schema_stays(pictures):
-    ds = penstock.open(pictures)._undecoded(["image"])
+    ds = penstock.open(pictures).without_decoding(["image"])
     batch = next(iter(ds.loader(batch_size=4)))
     assert all(cell.tobytes().startswith(b"\xff\xd8") and cell.flags.writeable for cell in batch["image"])
     assert batch["grey"].shape == (4, 32, 32)

@@ -8,9 +8,10 @@ import pickle
 import pytest
 
 pytest.importorskip("torch")
+from penstock.torch.ship import Shipped
+
 import penstock
 from penstock.errors import BadFile, FileChanged
-from penstock.torch.ship import Shipped
 from tests.dataset.make import ids, write
 from tests.dataset.test_verify import damage, needs_checksums, write_checked
 
@@ -30,7 +31,7 @@ def test_states_of_workers_need_no_footers(tmp_path, monkeypatch):
         write_plain(tmp_path / f"part-{number}.parquet", 10 * number)
     ds = penstock.open(tmp_path)
     there = shipped(ds)
-    monkeypatch.setattr(there._source, "_files", None)  # nothing can be read
+    monkeypatch.setattr(there.source, "_files", None)  # nothing can be read
     assert there.loader(batch_size=4).state_dict() == ds.loader(batch_size=4).state_dict()
 
 

@@ -149,7 +149,7 @@ def _use(folder: Path, problems: Problems, *, sound: int, way: str = "") -> None
 def _filter(folder: Path, **options: str) -> None:
     """Filter by tuples, by an expression and by predicates, over the columns that the dataset says it has."""
     ds = penstock.open(folder, **options)
-    values = [(name, _value(ds._source.arrow_schema.field(name).type)) for name in ds.columns[:8]]
+    values = [(name, _value(ds.source.facts.arrow_schema.field(name).type)) for name in ds.columns[:8]]
     plain = [(name, value) for name, value in values if value is not None][:3]
     if plain:
         (first, least), (last, value) = plain[0], plain[-1]

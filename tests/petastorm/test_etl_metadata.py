@@ -235,7 +235,7 @@ def test_an_index_stays_while_no_file_has_changed(tmp_path: Path, *, by_petastor
     penstock.write({"id": np.arange(30), "a": np.zeros((30, 2), np.uint8)}, url, SCHEMA, row_group_bytes=100)
     build_rowgroup_index(url, None, [SingleFieldIndexer("by_id", "id")])
     if by_petastorm:  # whose index is not tied to a fingerprint, but to the row groups of each file
-        update_common_metadata(penstock.open(url)._source._files[0], {INDEX_KEY: None})
+        update_common_metadata(penstock.open(url).source.entries[0], {INDEX_KEY: None})
     before = {key: value for key, value in stored_pairs(tmp_path / "data").items() if b"index" in key}
     assert len(before) == 2 - by_petastorm
     generate_petastorm_metadata(None, url)

@@ -81,8 +81,8 @@ def table_of(column: pa.Array) -> pa.Table:
 
 
 def read(url: Any, **options: Any) -> pa.Table:
-    source = penstock.open(url, **options)._source
-    tables = [source.read_chunk(chunk, ["id", "k"]) for chunk in range(len(source.chunk_rows))]
+    source = penstock.open(url, **options).source
+    tables = [source.read(chunk, ["id", "k"]) for chunk in range(len(source.facts.chunk_rows))]
     return pa.concat_tables(tables).sort_by("id")
 
 

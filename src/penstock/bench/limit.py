@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.dataset import as_parquet
+from penstock.engine.columns import columns_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -35,13 +38,15 @@ class Limit:
     """Reads a dataset over and over, for a given time, with as little work as possible."""
 
     def __init__(self, dataset: Dataset, workers: int) -> None:
-        self._source = dataset._source
-        stored = {name for name in dataset.columns if name not in self._source.partitions}
-        columns = [column for column in dataset._columns or () if column.name in stored]
+        self._source = as_parquet(dataset.source)
+        stored = {name for name in dataset.columns if name not in self._source.facts.constants}
+        types = [self._source.facts.arrow_schema.field(name).type for name in dataset.columns]
+        made = columns_of(dataset.schema.fields.values(), types)
+        columns = [column for column in made if column.name in stored]
         self._names = [column.name for column in columns]
         self._work = {column.name: _work(column) for column in columns}
         self._workers = max(1, workers)
-        self._chunks = itertools.cycle(range(len(self._source.chunk_rows)))
+        self._chunks = itertools.cycle(range(len(self._source.facts.chunk_rows)))
         self._lock = threading.Lock()
 
     def describe(self) -> str:
@@ -75,13 +80,13 @@ class Limit:
         import pyarrow.parquet as pq
 
         source = self._source
-        file, num_rows = int(source.chunk_file[chunk]), int(source.chunk_rows[chunk])
+        file, num_rows = int(source.facts.chunk_file[chunk]), int(source.facts.chunk_rows[chunk])
         if not self._names:
             return num_rows
-        one = source._files[file]
+        one = source.entries[file]
         with one.root.fs.open_input_file(one.path) as stream:
             reader = pq.ParquetFile(stream, metadata=source.footer(file).arrow, pre_buffer=False)
-            table = reader.read_row_group(int(source.chunk_group[chunk]), columns=self._names, use_threads=False)
+            table = reader.read_row_group(int(source.facts.chunk_part[chunk]), columns=self._names, use_threads=False)
         for name, (_, work) in self._work.items():
             if work is not None:
                 work(table.column(name))

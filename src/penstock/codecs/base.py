@@ -106,6 +106,16 @@ class Cells:
         valid = None if self.valid is None else self.valid[rows]
         return Cells(self.parts, part, self.start[rows], self.stop[rows], valid)
 
+    def to_arrow(self, arrow_type: pa.DataType) -> pa.Array:
+        """Return the cells, copied end to end, as an Arrow array of this type: (large) binary or text."""
+        import pyarrow as pa
+
+        views = self.views()
+        found = [b""] * len(self)
+        for row, part, start, stop in self.spans():
+            found[row] = bytes(views[part][start:stop])
+        return pa.array(found, pa.large_binary(), mask=None if self.valid is None else ~self.valid).cast(arrow_type)
+
     def views(self) -> list[memoryview]:
         """Return the buffers as memory views: slicing one costs half of slicing an array."""
         return [np.ascontiguousarray(data).data for data in self.parts]

@@ -1,7 +1,8 @@
 """Codecs by name: what a dataset stores of a codec, and how it comes back.
 
-A stored codec is a name and JSON state. A name is only ever looked up here, never imported: what is not registered
-comes back as `UnknownCodec`, which lets the other columns be read and prints the line to write.
+A stored codec is a name and JSON state. A name is looked up among registered classes, then among the entry points of
+the group `penstock.codecs` of installed packages, and never imported as a path: what is in neither comes back as
+`UnknownCodec`, which lets the other columns be read and prints the line to write.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from penstock.codecs.image import CompressedImageCodec
 from penstock.codecs.ndarray import NdarrayCodec
 from penstock.codecs.scalar import ScalarCodec
 from penstock.errors import CodecError
+from penstock.plugins import find_installed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=type[DataframeColumnCodec])
 _BUILT_IN = (ScalarCodec, NdarrayCodec, CompressedNdarrayCodec, CompressedImageCodec)
 _classes: dict[str, type[DataframeColumnCodec]] = {}
+ENTRY_POINTS = "penstock.codecs"
+"""Entry point group of packages that add codecs: the name is the `codec_id`, the object the class."""
 
 
 class UnknownCodec(Codec):
@@ -104,7 +108,7 @@ def codec_from_json(stored: dict[str, JSON] | None) -> DataframeColumnCodec | No
     name, config = stored.get("codec"), stored.get("config", {})
     if not isinstance(name, str) or not isinstance(config, dict):
         raise CodecError(f"stored codec {stored!r:.200} is damaged: it needs a name and a config")
-    cls = _classes.get(name)
+    cls = _classes.get(name) or _installed(name)
     if cls is None:
         return UnknownCodec(str(stored.get("class", name)), config)
     try:
@@ -120,6 +124,17 @@ def codec_from_state(module: str, name: str, state: dict[str, Any]) -> Dataframe
         return UnknownCodec(f"{module}.{name}", state)
     built: DataframeColumnCodec = rebuild(cls, state)
     return built
+
+
+def _installed(name: str) -> type[DataframeColumnCodec] | None:
+    """Register and return the codec class that an installed package has an entry point of this name for."""
+    found: type[DataframeColumnCodec] | None = find_installed(ENTRY_POINTS, name)
+    if found is not None and name not in _names(register_codec(found)):
+        raise CodecError(
+            f"the entry point {name!r} of {ENTRY_POINTS} is {_full_name(found)}, whose codec_id is "
+            f"{_stored_name(found)!r}; name the entry point like the codec"
+        )
+    return found
 
 
 def _checked_config(codec: DataframeColumnCodec) -> dict[str, JSON]:

@@ -215,22 +215,6 @@ class ColumnChunks:
                 counts[:, index] = np.where(counts[:, index] == 0, 0, short) if optional else 0
         return counts
 
-    def largest_integer(self, leaf: int) -> int | None:
-        """Return a number that no integer of a leaf is farther from 0 than, in any row group; None if not known."""
-        kind = self.leaves[leaf]
-        unsigned = _is_unsigned(kind.element)
-        if kind.physical not in (_INT32, _INT64) or (unsigned and not kind.ordered):
-            return None
-        largest = 0
-        for group, bounds in enumerate(self._bounds):
-            least, most = bounds[leaf]
-            if least is not None and most is not None:
-                ends = (int.from_bytes(bound, "little", signed=not unsigned) for bound in (least, most))
-                largest = max(largest, *map(abs, ends))
-            elif self.null_count[group, leaf] != self.num_values[group, leaf]:
-                return None
-        return largest
-
     def range_of(self, group: int, leaf: int) -> tuple[int, int]:
         """Return start and stop of a column chunk in its file, found as pyarrow does."""
         start, dictionary = int(self.data_page_offset[group, leaf]), int(self.dictionary_page_offset[group, leaf])

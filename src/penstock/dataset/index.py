@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.dataset.index_indexers import RowGroupIndexerBase
-    from penstock.dataset.parquet import ParquetSource
+    from penstock.source import Source
 
 
 class RowGroupSelectorBase(ABC):
@@ -95,7 +95,7 @@ def check_selector(value: Any) -> RowGroupSelectorBase:
     return found
 
 
-def select_row_groups(source: ParquetSource, selector: RowGroupSelectorBase, before: Selection) -> Selection:
+def select_row_groups(source: Source, selector: RowGroupSelectorBase, before: Selection) -> Selection:
     """Return the rows of `before` that lie in the row groups that a selector chooses; reads one small file.
 
     Raises:
@@ -116,4 +116,4 @@ def select_row_groups(source: ParquetSource, selector: RowGroupSelectorBase, bef
     keep = np.zeros(num_chunks, np.bool_)
     keep[chosen] = True
     bitmaps = {chunk: bitmap for chunk, bitmap in before.bitmaps.items() if keep[chunk]}
-    return Selection(np.where(keep, before.counts, 0), bitmaps)
+    return Selection(np.where(keep, before.counts, 0), bitmaps, before.skipped)

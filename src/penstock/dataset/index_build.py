@@ -29,9 +29,8 @@ from penstock.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock.dataset.parquet import ParquetSource
-
     Indexers = list[RowGroupIndexerBase]
+    from penstock.source import Source
 
 
 def check_indexers(indexers: Iterable[RowGroupIndexerBase], names: Sequence[str]) -> Indexers:
@@ -55,13 +54,13 @@ def check_indexers(indexers: Iterable[RowGroupIndexerBase], names: Sequence[str]
     return found
 
 
-def build_indexes(source: ParquetSource, indexers: Iterable[RowGroupIndexerBase], *, workers: int) -> Indexers:
+def build_indexes(source: Source, indexers: Iterable[RowGroupIndexerBase], *, workers: int) -> Indexers:
     """Return indexers that know every row group; those given are not changed.
 
     Reads the columns concerned once, in threads; a bar is drawn on a terminal when that takes long.
     """
-    given = check_indexers(indexers, source.arrow_schema.names)
-    chunks = range(len(source.chunk_rows))
+    given = check_indexers(indexers, source.facts.arrow_schema.names)
+    chunks = range(len(source.facts.chunk_rows))
     found: list[Indexers] = []
     pool = ThreadPoolExecutor(max(1, workers))
     try:
@@ -74,7 +73,7 @@ def build_indexes(source: ParquetSource, indexers: Iterable[RowGroupIndexerBase]
     return merge_all(found) if found else copy.deepcopy(given)
 
 
-def index_chunk(source: ParquetSource, indexers: Sequence[RowGroupIndexerBase], chunk: int) -> Indexers:
+def index_chunk(source: Source, indexers: Sequence[RowGroupIndexerBase], chunk: int) -> Indexers:
     """Return copies of indexers that know one row group."""
     view = ChunkRows(source, chunk, None)
     view.load(name for indexer in indexers for name in indexer.column_names)

@@ -20,6 +20,7 @@ import numpy as np
 from penstock.dataset.common_metadata import COMMON_METADATA, read_common_metadata, update_common_metadata
 from penstock.dataset.discover import Root
 from penstock.dataset.index_indexers import NOT_NULL, FieldNotNullIndexer, SingleFieldIndexer, StoredIndexer
+from penstock.dataset.parquet import as_parquet
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY, dump_index
 from penstock.schema.petastorm_pickle import RowGroupIndex, load_index
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.dataset.index_indexers import RowGroupIndexerBase
     from penstock.dataset.parquet import ParquetSource
+    from penstock.source import Source
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +54,14 @@ def store_indexes(source: ParquetSource, indexers: Iterable[RowGroupIndexerBase]
     text = json.dumps(
         {
             "version": _VERSION,
-            "dataset": source.fingerprint,
-            "row_groups": len(source.chunk_rows),
+            "dataset": source.facts.fingerprint,
+            "row_groups": len(source.facts.chunk_rows),
             "indexes": [_index_to_json(indexer) for indexer in given],
         }
     )
     check_folder(source)
     pairs = {INDEX_KEY: text.encode(), PETASTORM_INDEX_KEY: _for_petastorm(source, given)}
-    update_common_metadata(source._files[0], pairs)
+    update_common_metadata(source.entries[0], pairs)
 
 
 def check_folder(source: ParquetSource) -> None:
@@ -68,20 +70,21 @@ def check_folder(source: ParquetSource) -> None:
     Raises:
         MetadataError: It is a list, a pattern or a part of a folder.
     """
-    if source._files[0].root.names is None or len({id(file.root) for file in source._files}) > 1:
+    if source.entries[0].root.names is None or len({id(file.root) for file in source.entries}) > 1:
         raise MetadataError(
             "a row-group index belongs to the folder of a whole dataset; this is a list of files, a pattern or a part "
             "of a dataset: open the folder itself"
         )
 
 
-def load_indexes(source: ParquetSource) -> dict[str, RowGroupIndexerBase]:
+def load_indexes(dataset: Source) -> dict[str, RowGroupIndexerBase]:
     """Return the indexes stored with a dataset, by name: ours, else Petastorm's. Reads one small file.
 
     Raises:
         MetadataError: There are none, they are damaged, or the dataset has changed since they were built.
     """
-    root = source._files[0].root
+    source = as_parquet(dataset)
+    root = source.entries[0].root
     pairs = read_common_metadata(Root(root.fs, root.path))  # as it is now: the index may be newer than the source
     try:
         if INDEX_KEY in pairs:
@@ -101,21 +104,21 @@ def _from_json(text: bytes, source: ParquetSource) -> dict[str, RowGroupIndexerB
                 f"the stored row-group index has version {stored['version']}, this Penstock reads {_VERSION}; "
                 "upgrade Penstock"
             )
-        if stored["dataset"] != source.fingerprint:
+        if stored["dataset"] != source.facts.fingerprint:
             raise _changed(source, stored["row_groups"])
         found = [_index_from_json(index) for index in stored["indexes"]]
     except MetadataError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, InvalidOperation, binascii.Error) as exc:
         raise MetadataError(f"the stored row-group index is damaged ({exc!r}); {_AGAIN}") from exc
-    _check_range(found, len(source.chunk_rows), source)
+    _check_range(found, len(source.facts.chunk_rows), source)
     return {indexer.index_name: indexer for indexer in found}
 
 
 def _changed(source: ParquetSource, then: Any) -> MetadataError:
     return MetadataError(
         f"the dataset has changed since its row-group index was built ({then} row groups then, "
-        f"{len(source.chunk_rows)} in what is open now): the index would point at other rows; {_AGAIN}"
+        f"{len(source.facts.chunk_rows)} in what is open now): the index would point at other rows; {_AGAIN}"
     )
 
 
@@ -252,6 +255,6 @@ def _check_row_groups(stored: bytes | None, source: ParquetSource) -> None:
         then = {str(path): int(count) for path, count in json.loads(stored).items() if count}
     except (ValueError, TypeError, AttributeError) as exc:
         raise MetadataError(f"the stored numbers of row groups are damaged ({exc!r}); {_AGAIN}") from exc
-    now = {path: len(rows) for path, rows in zip(source.files, source._rows, strict=True) if rows}
+    now = {path: len(rows) for path, rows in zip(source.facts.files, source._rows, strict=True) if rows}
     if then != now:
         raise _changed(source, sum(then.values()))

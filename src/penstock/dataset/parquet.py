@@ -10,40 +10,51 @@ are no row counts.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.agree import cast_column, check_agreement, merge_schemas, same_values
-from penstock.dataset.discover import DataFile, Root, find_files
+from penstock.codecs.arrow_kinds import leaf_of
+from penstock.dataset.agree import cast_column, check_agreement, decoded, merge_schemas, same_values
+from penstock.dataset.discover import DataFile, Root, find_files, threads_for
 from penstock.dataset.expand import MemoryLimit
 from penstock.dataset.fields import Columns, Known, check_stored, decide_columns, naming_file
 from penstock.dataset.footers import FooterCache, read_footer
-from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value
+from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value, python_values
 from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, RowGroup, read_columns
 from penstock.dataset.scan import Scan, rows_of, scan_files
 from penstock.dataset.sizes import fixed_bytes, variable_bytes
-from penstock.errors import BadFile, ColumnNotFound, FileChanged, MetadataError, SchemaError, close_names
+from penstock.errors import (
+    BadFile,
+    ColumnNotFound,
+    FileChanged,
+    MetadataError,
+    SchemaError,
+    UnsupportedFormat,
+    close_names,
+)
 from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import find_schema
+from penstock.source import Location, SourceFacts, Statistics
 from penstock.storage.store import has_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.dataset.cached import CachedFiles
-    from penstock.dataset.footers import Footer
-    from penstock.options import Verify
+    from penstock.dataset.column_chunks import ColumnChunks
+    from penstock.dataset.footers import Footer, Seen
+    from penstock.options import OnError, Verify
     from penstock.schema.unischema import Unischema
+    from penstock.source import Buffers, ByteRange, Source
     from penstock.storage.cache import ChunkCache
 
 
@@ -56,65 +67,54 @@ _STANDS_OUT = 1.25
 class ParquetSource:
     """The facts of a dataset, as arrays, and a reader of its row groups. Safe for threads; changes nothing on disk."""
 
-    files: tuple[str, ...]
-    """Relative paths, in order."""
-    file_sizes: NDArray[np.int64]
-    """Bytes of each file."""
-    chunk_file: NDArray[np.int32]
-    """File of each chunk; chunks are all row groups that have rows, in order."""
-    chunk_group: NDArray[np.int32]
-    """Ordinal of the chunk's row group in its file."""
-    chunk_rows: NDArray[np.int64]
-    """Rows of each chunk."""
-    arrow_schema: pa.Schema
-    """All columns in the dataset's order, structs flattened by path, partition columns included."""
-    unischema: Unischema
-    """The same columns as fields: as given, as stored, or inferred."""
-    declared: frozenset[str] | None
-    """Names that a schema has, given or stored; None where all fields are inferred."""
-    partitions: Mapping[str, NDArray[np.int64] | list[Any]]
-    """Value per file of each partition column."""
-    fingerprint: str
-    """32 hex digits over relative paths, sizes and rows of row groups: the same for a copy, other for other data."""
+    facts: SourceFacts
+    """What is known about the data."""
+    entries: Sequence[DataFile]
+    """The files, in order."""
+    seen: dict[int, Seen]
+    """What each file was when its footer was read, by its number."""
     repeated: frozenset[str]
     """Columns that the files hold and folder names repeat: both have to say the same."""
-    skipped: list[tuple[str, str]]
-    """Path and reason of what was left out under on_error="skip"."""
 
     def __init__(
-        self, scan: Scan, columns: Columns, *, on_error: str, cache: ChunkCache | None, verify: Verify
+        self, scan: Scan, columns: Columns, *, on_error: OnError, cache: ChunkCache | None, verify: Verify
     ) -> None:
-        self.files = tuple(file.relative for file in scan.files)
-        self.file_sizes = np.array(scan.sizes, np.int64)
-        self.chunk_file, self.chunk_group, self.chunk_rows = _chunks(scan.rows)
-        self.arrow_schema = columns.arrow_schema
-        self.unischema = columns.unischema
-        self.declared = columns.declared
-        self.partitions = MappingProxyType({name: part.values for name, part in columns.partitions.items()})
-        self.fingerprint = _fingerprint(scan)
-        self.skipped = list(scan.skipped)
-        self.on_error = on_error
+        chunk_file, chunk_part, chunk_rows = _chunks(scan.rows)
+        files = tuple(file.relative for file in scan.files)
+        self.facts = SourceFacts(
+            files=files,
+            file_bytes=np.array(scan.sizes, np.int64),
+            chunk_file=chunk_file,
+            chunk_part=chunk_part,
+            chunk_rows=chunk_rows,
+            arrow_schema=columns.arrow_schema,
+            unischema=columns.unischema,
+            fingerprint=_fingerprint(scan),
+            constants={name: part.values for name, part in columns.partitions.items()},
+            declared=columns.declared,
+            skipped=tuple(scan.skipped),
+            on_error=on_error,
+        )
         self.cache = cache
         self._cached = None if cache is None else _cached(cache)
         self.verify = verify
         self._verified: dict[tuple[str, ...], bytearray] = {}
         """For each list of columns that was read, a byte for each chunk: 0, or the mark of the file (see `_verify`)
         whose pages were verified."""
-        self._files = scan.files
+        self.entries = scan.files
         self.seen = scan.seen
-        """What each file was when its footer was read, by its number."""
         self._rows = scan.rows
         self._stored_bytes = _of_chunks(scan.stored_bytes, scan.rows)
         self._partitions = columns.partitions
         self._footers = scan.footers
         self._fields = {field.name: field for field in columns.arrow_schema}
-        folders = dict.fromkeys(relative.rpartition("/")[0] for relative in self.files)
+        folders = dict.fromkeys(relative.rpartition("/")[0] for relative in files)
         keys = frozenset(key for folder in folders for key in keys_of(f"{folder}/"))
         self.repeated = keys & self._fields.keys() - self._partitions.keys()
         self._varying = frozenset(name for name, field in self._fields.items() if fixed_bytes(field) is None)
         self._bytes: dict[str, float] = {}
         self._content: str | None = None
-        self._conforming: tuple[pa.Schema, ...] = ()
+        self._nulls: tuple[dict[str, list[int]], NDArray[np.int64]] | None = None
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,34 +123,40 @@ class ParquetSource:
         Computes `content` first, because a worker would have to read all footers again for it.
         """
         self.content()
-        facts = {name: value for name, value in vars(self).items() if name not in _STAYS}
-        return facts | {"partitions": dict(self.partitions)}
+        return {name: value for name, value in vars(self).items() if name not in _STAYS}
 
-    def __setstate__(self, facts: dict[str, Any]) -> None:
-        vars(self).update(facts)
-        self.partitions = MappingProxyType(facts["partitions"])
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         self._cached = None if self.cache is None else _cached(self.cache)
         self._verified = {}
         self._footers = FooterCache()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"ParquetSource(files={len(self.files)}, chunks={len(self.chunk_rows)}, rows={self.chunk_rows.sum()})"
+        rows = self.facts.chunk_rows
+        return f"ParquetSource(files={len(self.entries)}, chunks={len(rows)}, rows={rows.sum()})"
 
-    @property
-    def first_path(self) -> str:
-        """The whole path of the first file, for messages."""
-        return str(self._files[0].path)
+    def locate(self, chunk: int, row: int | None = None) -> Location:
+        """Return the path, row group and row, for messages."""
+        part = int(self.facts.chunk_part[chunk])
+        return Location(str(self.entries[self.facts.chunk_file[chunk]].path), part, f"row group {part}", row)
 
-    def path_of(self, chunk: int) -> str:
-        """Return the whole path of the chunk's file, for messages."""
-        return str(self._files[self.chunk_file[chunk]].path)
+    def ranges(self, chunk: int, columns: Sequence[str]) -> Sequence[ByteRange]:  # noqa: ARG002 - the port
+        """Return nothing: files are read here, through the cache where there is one."""
+        return ()
 
-    def read_chunk(self, chunk: int, columns: Sequence[str], limit_bytes: int | None = None) -> pa.Table:
-        """Return the columns of a chunk, in the order asked for; partition columns come as constants.
+    def read(
+        self,
+        chunk: int,
+        columns: Sequence[str],
+        buffers: Buffers | None = None,  # noqa: ARG002 - `ranges` asks for none
+        *,
+        limit_bytes: int | None = None,
+    ) -> pa.Table:
+        """Return the columns of a chunk, in the order given; partition columns come as constants.
 
         Reads in the calling thread, only the pages of these columns, and nothing at all for partition columns alone or
-        for no columns. The fields are those of `arrow_schema`. Page checksums are verified as `verify` says.
+        for no columns. The fields are those of the Arrow schema. Page checksums are verified as `verify` says.
 
         Raises:
             ColumnNotFound: the dataset has no such column.
@@ -160,9 +166,8 @@ class ParquetSource:
         """
         schema = self._schema_of(columns)
         physical = [name for name in columns if name not in self._partitions]
-        num_rows = int(self.chunk_rows[chunk])
         if not columns:
-            return pa.table({"": pa.nulls(num_rows)}).select([])
+            return pa.table({"": pa.nulls(int(self.facts.chunk_rows[chunk]))}).select([])
         table = self._read(chunk, physical, limit_bytes) if physical else None
         for name in physical:
             if name in self.repeated:
@@ -173,7 +178,7 @@ class ParquetSource:
         return pa.Table.from_arrays(arrays, schema=schema)
 
     def _read(self, chunk: int, columns: list[str], limit_bytes: int | None) -> pa.Table:
-        group = self._row_group(chunk)
+        group = self.row_group(chunk)
         if limit_bytes is not None and not self._surely_fits(chunk, columns, limit_bytes):
             varying = {name: self._fields[name].type for name in columns if name in self._varying}
             fixed = sum(self._bytes_of(name) for name in columns if name not in varying) * group.num_rows
@@ -190,7 +195,7 @@ class ParquetSource:
             return False
         # No value is longer than all that its row group stores.
         stored = int(self._stored_bytes[chunk])
-        return not varying or (stored > 0 and int(self.chunk_rows[chunk]) * stored * len(varying) <= limit_bytes)
+        return not varying or (stored > 0 and int(self.facts.chunk_rows[chunk]) * stored * len(varying) <= limit_bytes)
 
     def _verify(self, group: RowGroup, chunk: int, columns: list[str]) -> pa.Table:
         """Read columns, with their checksums where this is due."""
@@ -198,7 +203,7 @@ class ParquetSource:
             return read_columns(replace(group, verify=self.verify), columns)
         asked = tuple(columns)
         if asked not in self._verified:
-            self._verified[asked] = bytearray(len(self.chunk_rows))
+            self._verified[asked] = bytearray(len(self.facts.chunk_rows))
         verified, mark = self._verified[asked], 1 + group.seen.times % 255
         if verified[chunk] == mark:
             return read_columns(group, columns)
@@ -214,19 +219,17 @@ class ParquetSource:
 
     def _column(self, table: Any, chunk: int, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         if field.name in self._partitions:
-            return self._partitions[field.name].constant(int(self.chunk_file[chunk]), int(self.chunk_rows[chunk]))
+            return self._partitions[field.name].constant(
+                int(self.facts.chunk_file[chunk]), int(self.facts.chunk_rows[chunk])
+            )
         column = table.column(field.name)
         return column if column.type == field.type else self._cast(column, chunk, field)
 
     def _check_folder(self, table: Any, chunk: int, name: str) -> None:
-        wrong = other_value(table.column(name), name, self.files[self.chunk_file[chunk]])
+        wrong = other_value(table.column(name), name, self.facts.files[self.facts.chunk_file[chunk]])
         if wrong is not None:
             cure = "move the file, or write it again; open with columns= that leave it out to read the others"
-            raise self._row_group(chunk).bad(wrong, cure, column=name)
-
-    def partition_scalar(self, name: str, file: int) -> pa.Scalar:
-        """Return the value of a partition column in a file, as Arrow."""
-        return self._partitions[name].scalar(file)
+            raise self.row_group(chunk).bad(wrong, cure, column=name)
 
     def _cast(self, column: pa.ChunkedArray, chunk: int, field: pa.Field) -> pa.ChunkedArray:
         """Cast a column whose type in this file differs from the dataset's but holds the same values (see `agree`).
@@ -239,15 +242,17 @@ class ParquetSource:
             return cast_column(column, field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
             raise SchemaError(
-                f"the files disagree: column {field.name!r} has type {column.type} in {self.path_of(chunk)} but "
-                f"{field.type} in {self.path_of(0)}; write one of them again, or open with columns= that leave it out"
+                f"the files disagree: column {field.name!r} has type {column.type} in {self.locate(chunk).path} but "
+                f"{field.type} in {self.locate(0).path}; write one of them again, or open with columns= that leave it "
+                "out"
             ) from exc
 
-    def _row_group(self, chunk: int) -> RowGroup:
-        file, group = int(self.chunk_file[chunk]), int(self.chunk_group[chunk])
-        size, num_rows = int(self.file_sizes[file]), int(self.chunk_rows[chunk])
+    def row_group(self, chunk: int) -> RowGroup:
+        """Return what is needed to read a chunk."""
+        file, group = int(self.facts.chunk_file[chunk]), int(self.facts.chunk_part[chunk])
+        size, num_rows = int(self.facts.file_bytes[file]), int(self.facts.chunk_rows[chunk])
         footer = self.footer(file)
-        return RowGroup(self._files[file], size, footer, self.seen[file], group, num_rows, self._cached)
+        return RowGroup(self.entries[file], size, footer, self.seen[file], group, num_rows, self._cached)
 
     def footer(self, file: int) -> Footer:
         """Return the footer of a file, from memory or read again.
@@ -258,33 +263,83 @@ class ParquetSource:
         """
         footer = self._footers.get(file)
         if footer is None:
-            footer, _ = read_footer(self._files[file])
+            footer, _ = read_footer(self.entries[file])
             if tuple(rows_of(footer)) != tuple(self._rows[file]):
-                raise _changed(self._files[file], rows_of(footer), self._rows[file])
+                raise _changed(self.entries[file], rows_of(footer), self._rows[file])
             before = self.seen.setdefault(file, footer.seen)
             if before.footer != footer.seen.footer:
-                path = self._files[file].path
+                path = self.entries[file].path
                 raise FileChanged(f"{path}: {OTHER_FOOTER}; {REOPEN}", path=path)
             if before.identity != footer.seen.identity:
                 before.renew(footer.seen.identity)
             self._footers.put(file, footer)
         return footer
 
-    def statistics(self, chunk: int, name: str) -> tuple[int, tuple[pa.Scalar, pa.Scalar] | None]:
-        """Return the nulls of a column in a chunk, and its least and greatest value, from the footer.
+    def statistics(
+        self, column: str, *, bounds: bool = True, chunks: NDArray[np.int64] | None = None
+    ) -> Statistics | None:
+        """Return null counts and bounds from the footers; None for partition columns and nested ones.
 
-        -1 and None where it has none: for partition columns, lists, types without an order, footers that are damaged.
-        See `ColumnChunks.bounds` for what the values promise. Reads the footer if it is not kept, never data.
+        See `ColumnChunks.bounds` for what the bounds promise. Null counts of all columns are collected by the first
+        call and kept (16 bytes for each column chunk); bounds cost some 10 microseconds for each chunk. Reads footers
+        that are not kept, in threads; one that cannot be read leaves its chunks unknown.
         """
+        if column in self._partitions:
+            return None
+        if not bounds:
+            below, nulls = self._null_counts()
+            leaves = below.get(column, ())
+            return Statistics(*nulls[:, :, leaves[0]]) if len(leaves) == 1 else None
+        facts = self.facts
+        kind = decoded(leaf_of(self._fields[column].type))
+        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+        nulls = np.full((2, len(facts.chunk_rows)), -1, np.int64)
+        found: list[tuple[pa.Scalar | None, pa.Scalar | None]] = [(None, None)] * len(facts.chunk_rows)
+        for file, here in self._by_file(np.arange(len(facts.chunk_rows)) if chunks is None else chunks):
+            known = self._column_chunks(file)
+            leaves = [] if known is None else known.below(column)
+            if known is not None and len(leaves) == 1:
+                groups = facts.chunk_part[here]
+                nulls[:, here] = known.null_count[groups, leaves[0]], known.null_elements()[groups, leaves[0]]
+                for chunk, group in zip(here.tolist(), groups.tolist(), strict=True):
+                    found[chunk] = known.bounds(group, leaves[0], kind) or (None, None)
+        return Statistics(*nulls, *(pa.array([one[end] for one in found], kind) for end in (0, 1)))
+
+    def _null_counts(self) -> tuple[dict[str, list[int]], NDArray[np.int64]]:
+        """Return the leaves of each column, and of all leaves their nulls and null elements in every chunk."""
+        if self._nulls is None:
+            facts = self.facts
+            with ThreadPoolExecutor(threads_for(self.entries[0].root.fs)) as pool:
+                files = list(pool.map(self._column_chunks, range(len(self.entries))))
+            paths: dict[str, int] = {}
+            for path in (leaf.path for known in files if known is not None for leaf in known.leaves):
+                paths.setdefault(path, len(paths))
+            nulls = np.full((2, len(facts.chunk_rows), len(paths)), -1, np.int64)
+            for file, here in self._by_file(np.arange(len(facts.chunk_rows))):
+                known = files[file]
+                if known is not None:
+                    where = np.ix_(here, np.array([paths[leaf.path] for leaf in known.leaves], np.int64))
+                    groups = facts.chunk_part[here]
+                    nulls[0][where] = known.null_count[groups]
+                    nulls[1][where] = known.null_elements()[groups]
+            below: dict[str, list[int]] = {}
+            for path, place in paths.items():
+                for depth in range(1, path.count(".") + 2):
+                    below.setdefault(".".join(path.split(".")[:depth]), []).append(place)
+            self._nulls = below, nulls
+        return self._nulls
+
+    def _by_file(self, chunks: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Return each file that has some of the chunks (ascending), with those chunks."""
+        files, first = np.unique(self.facts.chunk_file[chunks], return_index=True)
+        return zip(files.tolist(), np.split(chunks, first[1:]), strict=False)  # no chunks: one part without a file
+
+    def _column_chunks(self, file: int) -> ColumnChunks | None:
+        """Return what the footer of a file says about its column chunks; None if it cannot be read (see `read`)."""
         try:
-            chunks = self.footer(int(self.chunk_file[chunk])).chunks
-        except BadFile:  # raised when the chunk is read
-            return -1, None
-        leaf = chunks.flat.get(name)
-        if leaf is None:
-            return -1, None
-        group = int(self.chunk_group[chunk])
-        return int(chunks.null_count[group, leaf]), chunks.bounds(group, leaf, self._fields[name].type)
+            return self.footer(file).chunks
+        except BadFile:
+            return None
 
     def content(self) -> str:
         """Return a digest of offsets, sizes and statistics of all column chunks.
@@ -294,39 +349,35 @@ class ParquetSource:
         """
         if self._content is None:
             sums = hashlib.blake2b(b"penstock.content.v1\0", digest_size=16)
-            for file in range(len(self.files)):
+            for file in range(len(self.entries)):
                 known = self._footers.content(file)
                 sums.update(self.footer(file).content if known is None else known)
             self._content = sums.hexdigest()
         return self._content
 
-    def row_bytes(self) -> float:
-        """Return the bytes of one row of all columns in memory, as Arrow; the same on every rank. Computed once."""
-        return self.column_bytes(self._fields)
-
-    def column_bytes(self, columns: Iterable[str]) -> float:
-        """Return the bytes of one row of these columns in memory, as Arrow."""
-        return sum((self._bytes_of(name) for name in columns), 0.0)
+    def row_bytes(self, columns: Sequence[str] | None = None) -> float:
+        """Return the bytes of one row of these columns (None: all) in memory, as Arrow; the same on every rank."""
+        return sum((self._bytes_of(name) for name in (self._fields if columns is None else columns)), 0.0)
 
     def chunk_bytes(self, columns: Sequence[str]) -> NDArray[np.float64]:
         """Return the bytes that these columns of each chunk take in memory, as Arrow.
 
         An estimate by rows; where a row group stands out by its size as stored, what its footer says of each column.
         """
-        rows = self.chunk_rows.astype(np.float64)
-        found: NDArray[np.float64] = rows * self.column_bytes(columns)
+        rows = self.facts.chunk_rows.astype(np.float64)
+        found: NDArray[np.float64] = rows * self.row_bytes(columns)
         varying = [name for name in columns if name in self._varying and name not in self._partitions]
         if not varying:
             return found
         heavy = np.flatnonzero(self._stored_bytes > _STANDS_OUT * rows * self.row_bytes())
-        files, first = np.unique(self.chunk_file[heavy], return_index=True)
-        for file, here in zip(files.tolist(), np.split(heavy, first[1:]), strict=False):  # none: one part without rows
-            with contextlib.suppress(BadFile):  # raised when the chunk is read
-                chunks = self.footer(file).chunks
-                known = chunks.memory_bytes[self.chunk_group[here]]
-                for name in varying:
-                    more = known[:, chunks.below(name)].sum(axis=1) - rows[here] * self._bytes_of(name)
-                    found[here] += np.fmax(more, 0)  # nothing where the footer does not tell
+        for file, here in self._by_file(heavy):
+            chunks = self._column_chunks(file)
+            if chunks is None:
+                continue
+            known = chunks.memory_bytes[self.facts.chunk_part[here]]
+            for name in varying:
+                more = known[:, chunks.below(name)].sum(axis=1) - rows[here] * self._bytes_of(name)
+                found[here] += np.fmax(more, 0)  # nothing where the footer does not tell
         return found
 
     def _bytes_of(self, name: str) -> float:
@@ -339,13 +390,15 @@ class ParquetSource:
         fixed = fixed_bytes(self._fields[name])
         if fixed is not None:
             return fixed
-        if not len(self.chunk_rows):
+        if not len(self.facts.chunk_rows):
             return 0.0
         if name in self._partitions:
-            values = self._partitions[name].values
+            values = python_values(self._partitions[name].values)
             lengths = np.array([len(str(value or "").encode()) for value in values])
-            return 4 + float((lengths[self.chunk_file] * self.chunk_rows).sum() / self.chunk_rows.sum())
-        return variable_bytes(self._row_group(0), name)
+            return 4 + float(
+                (lengths[self.facts.chunk_file] * self.facts.chunk_rows).sum() / self.facts.chunk_rows.sum()
+            )
+        return variable_bytes(self.row_group(0), name)
 
 
 def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
@@ -355,7 +408,7 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     filesystem: Any = None,
     columns: Any = None,
     schema: Unischema | None = None,
-    on_error: str = "raise",
+    on_error: OnError = "raise",
     cache: ChunkCache | None = None,
     verify: Verify = "first",
     as_root: bool = False,
@@ -392,6 +445,17 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     physical = _agreed(base, scan, wanted)
     known = replace(known, physical=physical)
     return ParquetSource(scan, decide_columns(known, wanted), on_error=on_error, cache=cache, verify=verify)
+
+
+def as_parquet(source: Source) -> ParquetSource:
+    """Return a source as what it is, for tools that need its files and footers.
+
+    Raises:
+        UnsupportedFormat: The rows come from somewhere else.
+    """
+    if not isinstance(source, ParquetSource):
+        raise UnsupportedFormat(f"this works on Parquet files only, and the dataset comes from {source!r}")
+    return source
 
 
 def _agreed(base: pa.Schema, scan: Scan, wanted: list[str] | None) -> pa.Schema:

@@ -20,9 +20,7 @@ from penstock.codecs.arrow_kinds import scalar_dtype
 from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
@@ -49,16 +47,14 @@ class Partition:
 
     field: pa.Field
     """Name and type: int64 if every value is a whole number, else string, or what a schema says."""
-    values: NDArray[np.int64] | list[Any]
-    """Value per file; an array where they are int64 without nulls. None: null, or the path has no such key."""
+    values: pa.Array
+    """Value of each file; of a dictionary type, plain values. Null: `NULL`, or the path has no such key."""
     texts: list[str | None]
     """What the folder names say, per file."""
-    scalars: Mapping[str | None, pa.Scalar] | None = None
-    """The value of each text where a schema has given the type; of a dictionary type, a value of the dictionary."""
 
     def constant(self, file: int, num_rows: int) -> pa.Array:
         """Return the column of `num_rows` rows of that file."""
-        value, kind = self.scalar(file), self.field.type
+        value, kind = self.values[file], self.field.type
         if not value.is_valid:
             return pa.nulls(num_rows, kind)
         if not pa.types.is_dictionary(kind):
@@ -67,23 +63,19 @@ class Partition:
         indices = pa.Array.from_buffers(kind.index_type, num_rows, [None, zeros])
         return pa.DictionaryArray.from_arrays(indices, pa.repeat(value, 1), ordered=kind.ordered)
 
-    def scalar(self, file: int) -> pa.Scalar:
-        """Return the value of that file; of a dictionary type, a value of the dictionary."""
-        if self.scalars is not None:
-            return self.scalars[self.texts[file]]
-        value = self.values[file]
-        if value is None:
-            return pa.nulls(1, self.field.type)[0]
-        return _scalar(value, self.field.type)
+
+def _text_array(texts: Sequence[str | None]) -> pa.Array:
+    """Return texts as Arrow, made from buffers: `pa.array` imports pandas where it is installed."""
+    cells = [b"" if text is None else text.encode() for text in texts]
+    offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
+    buffers = [_validity(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(cells))]
+    return pa.Array.from_buffers(pa.string(), len(cells), buffers)
 
 
-def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """Return an int64 or a text as Arrow, from buffers: `pa.scalar` imports pandas where it is installed."""
-    if pa.types.is_int64(kind):
-        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(np.int64(value).tobytes())])[0]
-    data = value.encode()
-    offsets = np.array([0, len(data)], np.int32).tobytes()
-    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])[0]
+def _validity(values: Sequence[Any]) -> pa.Buffer | None:
+    if None not in values:
+        return None
+    return pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
 
 
 def keys_of(relative: str) -> dict[str, str | None]:
@@ -115,10 +107,10 @@ def _typed(name: str, texts: list[str | None]) -> Partition:
     known = {text for text in texts if text is not None}
     nullable = None in texts
     if known and all(_WHOLE.fullmatch(text) and int(text) in _INT64 for text in known):
-        numbers = [None if text is None else int(text) for text in texts]
-        values = numbers if nullable else np.fromiter(numbers, np.int64, len(numbers))
+        numbers = np.array([int(text or 0) for text in texts], np.int64)
+        values = pa.Array.from_buffers(pa.int64(), len(texts), [_validity(texts), pa.py_buffer(numbers)])
         return Partition(pa.field(name, pa.int64(), nullable), values, texts)
-    return Partition(pa.field(name, pa.string(), nullable), list(texts), texts)
+    return Partition(pa.field(name, pa.string(), nullable), _text_array(texts), texts)
 
 
 def can_be_folder(kind: pa.DataType) -> bool:
@@ -136,11 +128,11 @@ def cast_partition(partition: Partition, arrow_type: pa.DataType) -> Partition:
     """
     if partition.field.type == arrow_type:
         return partition
-    scalars = {text: _cast(partition.field.name, text, arrow_type) for text in dict.fromkeys(partition.texts)}
-    known = {text: _python(scalar) for text, scalar in scalars.items()}
-    cast = [known[text] for text in partition.texts]
-    array = np.array(cast, np.int64) if pa.types.is_int64(arrow_type) and None not in cast else cast
-    return Partition(partition.field.with_type(arrow_type), array, partition.texts, scalars)
+    known = {text: place for place, text in enumerate(dict.fromkeys(partition.texts))}
+    values = pa.concat_arrays([pa.repeat(_cast(partition.field.name, text, arrow_type), 1) for text in known])
+    places = np.array([known[text] for text in partition.texts], np.int64)
+    index = pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(places)])
+    return Partition(partition.field.with_type(arrow_type), values.take(index), partition.texts)
 
 
 def _cast(name: str, text: str | None, arrow_type: pa.DataType) -> pa.Scalar:
@@ -168,18 +160,18 @@ def parse(text: str | None, kind: pa.DataType) -> pa.Scalar:
         raise ValueError(f"{text} is larger than any {kind}")
     if pa.types.is_float16(kind):  # pyarrow 14 does not cast text to it
         return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(np.float16(text).tobytes())])[0]
-    found = _scalar(text, pa.string())
+    found = _text_array([text])[0]
     if pa.types.is_timestamp(kind) and kind.tz and not _ZONE.search(text):  # instants are written in UTC
         found = found.cast(pa.timestamp(kind.unit))
     return found.cast(kind)
 
 
-def _python(scalar: pa.Scalar) -> Any:
-    """Return a value for Python; nanoseconds, which need pandas, only where microseconds do not tell it."""
-    if pa.types.is_timestamp(scalar.type) and scalar.type.unit == "ns":
+def python_values(values: pa.Array) -> list[Any]:
+    """Return values for Python; nanoseconds, which need pandas, only where microseconds cannot hold them."""
+    if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
         with contextlib.suppress(pa.ArrowInvalid):
-            scalar = scalar.cast(pa.timestamp("us", scalar.type.tz))
-    return scalar.as_py()
+            values = values.cast(pa.timestamp("us", values.type.tz))
+    return list(values.to_pylist())
 
 
 def other_value(column: pa.ChunkedArray, name: str, relative: str, first_row: int = 0) -> str | None:

@@ -17,6 +17,7 @@ from penstock.codecs.base import CellError, has_cells
 from penstock.codecs.decode import decode_array, reason_of
 from penstock.dataset.arrow_filter import to_arrow
 from penstock.errors import ColumnNotFound, DecodeError, SchemaError, close_names
+from penstock.source import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.codecs.decode import Column
-    from penstock.dataset.parquet import ParquetSource
+    from penstock.source import Source
 
 
 class RowView(Protocol):
@@ -97,12 +98,12 @@ class ChunkRows:
 
     def __init__(
         self,
-        source: ParquetSource,
+        source: Source,
         chunk: int,
         rows: NDArray[np.int64] | None,
         read: dict[str, pa.ChunkedArray] | None = None,
     ) -> None:
-        self.num_rows = int(source.chunk_rows[chunk]) if rows is None else len(rows)
+        self.num_rows = int(source.facts.chunk_rows[chunk]) if rows is None else len(rows)
         self._source = source
         self._chunk = chunk
         self._rows = rows
@@ -112,13 +113,13 @@ class ChunkRows:
     @property
     def place(self) -> str:
         """File and row group."""
-        return f" in {self._source.path_of(self._chunk)}, row group {self._source.chunk_group[self._chunk]}"
+        return f" in {self._source.locate(self._chunk)}"
 
     def load(self, names: Iterable[str]) -> None:
         """Read these columns with one read, except for those that were read before."""
         missing = [name for name in dict.fromkeys(names) if name not in self._read]
         if missing:
-            table = self._source.read_chunk(self._chunk, missing)
+            table = read_table(self._source, self._chunk, missing)
             self._read.update((name, table.column(name)) for name in missing)
 
     def stored(self, name: str) -> pa.Array:
@@ -129,9 +130,9 @@ class ChunkRows:
 
     def text(self, name: str) -> pa.Array | None:
         """Return a column of text as it is stored, if it is delivered as text."""
-        field = self._source.unischema.fields[name]
+        field = self._source.facts.unischema.fields[name]
         as_stored = not has_cells(field.codec) and field.numpy_dtype in (None, np.str_, np.object_)
-        if not as_stored or form_of(self._source.arrow_schema.field(name).type) != "text":
+        if not as_stored or form_of(self._source.facts.arrow_schema.field(name).type) != "text":
             return None
         array = self.stored(name)
         return array.cast(without_views(array.type))
@@ -149,7 +150,7 @@ class ChunkRows:
         """Return a column, decoded; DecodeError names the place of a cell that cannot be decoded."""
         if name not in self._decoded:
             try:
-                self._decoded[name] = decode_array(self.stored(name), self._source.unischema.fields[name])
+                self._decoded[name] = decode_array(self.stored(name), self._source.facts.unischema.fields[name])
             except CellError as error:
                 raise self._error(name, error) from error
         return self._decoded[name]
@@ -160,9 +161,9 @@ class ChunkRows:
 
     def _error(self, name: str, error: CellError) -> DecodeError:
         row = error.index if self._rows is None else int(self._rows[error.index])
-        path, group = self._source.path_of(self._chunk), int(self._source.chunk_group[self._chunk])
+        place = self._source.locate(self._chunk, row)
         return DecodeError(
-            f"cannot decode column {name!r}, which the filter needs, in {path}, row group {group}, row {row}: "
+            f"cannot decode column {name!r}, which the filter needs, in {place}: "
             f"{reason_of(error, name)}; write the file again, or leave such rows out by another filter first",
-            path=path, row_group=group, row=row, column=name,
+            path=place.path, row_group=place.part, row=row, column=name,
         )  # fmt: skip

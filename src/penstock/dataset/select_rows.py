@@ -26,14 +26,14 @@ from penstock.progress import progress
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.dataset.parquet import ParquetSource
     from penstock.dataset.row_filter import RowFilter
+    from penstock.source import Source
 
 _BLOCK_BYTES = 32 << 20
 """Decoded cells that one thread holds at once where a predicate looks at arrays or images row by row."""
 
 
-def select_rows(source: ParquetSource, row_filter: RowFilter, before: Selection, *, workers: int) -> Selection:
+def select_rows(source: Source, row_filter: RowFilter, before: Selection, *, workers: int) -> Selection:
     """Return the rows of `before` that the filter keeps.
 
     Costs one read of the filter's own columns in each chunk that partition values and statistics cannot decide; none
@@ -64,12 +64,12 @@ def select_rows(source: ParquetSource, row_filter: RowFilter, before: Selection,
     finally:  # an error or Ctrl-C stops the rest, after the call of the user's function that is running
         task.halted.set()
         pool.shutdown(wait=True, cancel_futures=True)
-    return Selection(counts, bitmaps)
+    return Selection(counts, bitmaps, before.skipped + tuple(task.skipped))
 
 
-def _block_rows(source: ParquetSource, row_filter: RowFilter) -> int | None:
+def _block_rows(source: Source, row_filter: RowFilter) -> int | None:
     """Return how many rows to decode at once; None: the whole chunk, which Arrow and batched functions need."""
-    fields = [source.unischema.fields[name] for name in row_filter.fields]
+    fields = [source.facts.unischema.fields[name] for name in row_filter.fields]
     row_bytes = sum(decoded_bytes(field, field.codec) for field in fields)
     whole = row_filter.batched or not row_bytes or isinstance(row_filter.predicate, ArrowFilter)
     return None if whole else max(1, _BLOCK_BYTES // row_bytes)
@@ -79,10 +79,11 @@ def _block_rows(source: ParquetSource, row_filter: RowFilter) -> int | None:
 class _ChunkTask:
     """Evaluates a filter over one chunk; called from several threads."""
 
-    source: ParquetSource
+    source: Source
     row_filter: RowFilter
     before: Selection
     block_rows: int | None
+    skipped: list[tuple[str, str]] = field(default_factory=list)
     halted: threading.Event = field(default_factory=threading.Event)
 
     def run(self, chunk: int) -> tuple[int, NDArray[np.uint8] | None]:
@@ -96,14 +97,14 @@ class _ChunkTask:
                 views = [view] if len(blocks) == 1 else map(view.narrowed, blocks)
                 passed = np.concatenate([self.row_filter.mask(block) for block in views])
         except BadFile as exc:
-            if self.source.on_error != "skip" or isinstance(exc, FileChanged):
+            if self.source.facts.on_error != "skip" or isinstance(exc, FileChanged):
                 raise
-            self.source.skipped.append((exc.path, str(exc)))
+            self.skipped.append((exc.path, str(exc)))
             return 0, None
         except Exception as exc:
             exc.add_note(f"in the filter {self.row_filter.predicate!r}{view.place}")
             raise
-        num_rows, count = int(self.source.chunk_rows[chunk]), int(np.count_nonzero(passed))
+        num_rows, count = int(self.source.facts.chunk_rows[chunk]), int(np.count_nonzero(passed))
         if count in (0, num_rows):
             return count, None
         keep = np.zeros(num_rows, np.bool_)

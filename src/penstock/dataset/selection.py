@@ -27,6 +27,9 @@ class Selection:
     bitmaps: Mapping[int, NDArray[np.uint8]] = field(default_factory=dict)
     """Packed bits, lowest first (Arrow's order), for the chunks of which some rows are selected and some are not."""
 
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Path and reason of each chunk that a filter could not read and left out (on_error="skip"); not in the digest."""
+
     @classmethod
     def all(cls, chunk_rows: NDArray[np.int64]) -> Selection:
         """Select every row."""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.dataset.parquet import ParquetSource
     from penstock.schema.unischema import UnischemaField
+    from penstock.source import Source
 
     Flags = NDArray[np.bool_]
     Expression = Any
@@ -51,10 +51,10 @@ class Verdict:
     """False: every row of the chunk passes."""
 
 
-def judge(source: ParquetSource, row_filter: RowFilter, chunks: NDArray[np.int64]) -> Verdict:
+def judge(source: Source, row_filter: RowFilter, chunks: NDArray[np.int64]) -> Verdict:
     """Return what is known about a filter for these chunks."""
     judge = _Judge(source, chunks, row_filter.batched)
-    if row_filter.batched and row_filter.fields == set(source.partitions):
+    if row_filter.batched and row_filter.fields == set(source.facts.constants):
         # Petastorm's exception: over exactly the partition columns a predicate gets values, in batch readers too.
         judge = _Judge(source, chunks, batched=False)
     return judge.judge(row_filter.predicate)
@@ -62,13 +62,13 @@ def judge(source: ParquetSource, row_filter: RowFilter, chunks: NDArray[np.int64
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    source: ParquetSource
+    source: Source
     chunks: NDArray[np.int64]
     batched: bool
 
     def judge(self, predicate: PredicateBase) -> Verdict:
         fields = set(predicate.get_fields())
-        if fields <= set(self.source.partitions) and (fields or type(predicate) is ArrowFilter):
+        if fields <= set(self.source.facts.constants) and (fields or type(predicate) is ArrowFilter):
             return self._by_partitions(predicate)
         if type(predicate) is ArrowFilter:
             return self._by_arrow(predicate)
@@ -93,8 +93,8 @@ class _Judge:
         answers: dict[tuple[Hashable, ...], bool] = {}
         keep = np.empty(len(self.chunks), np.bool_)
         for place, chunk in enumerate(self.chunks.tolist()):
-            file = int(self.source.chunk_file[chunk])
-            values = tuple(self.source.partitions[name][file] for name in names)
+            file = int(self.source.facts.chunk_file[chunk])
+            values = tuple(self.source.facts.constants[name][file] for name in names)
             if values not in answers:
                 first = ChunkRows(self.source, chunk, np.zeros(1, np.int64))
                 answers[values] = bool(RowFilter(predicate, self.batched).mask(first)[0])
@@ -104,15 +104,18 @@ class _Judge:
     def _by_bounds(self, predicate: in_set) -> Verdict:
         """Compare the values of a set with the bounds of a column."""
         [name] = predicate.get_fields()
-        stored = self.source.arrow_schema.field(name)
+        stored = self.source.facts.arrow_schema.field(name)
         keys, found = predicate._inclusion_values, self._unknown()
-        if not _has_order(stored.type) or not _as_stored(self.source.unischema.fields[name], stored.type):
+        if not _has_order(stored.type) or not _as_stored(self.source.facts.unischema.fields[name], stored.type):
+            return found
+        known = self.source.statistics(name, chunks=self.chunks)
+        if known is None or known.low is None or known.high is None:
             return found
         for place, chunk in enumerate(self.chunks.tolist()):
-            nulls, bounds = self.source.statistics(chunk, name)
-            if nulls == self.source.chunk_rows[chunk]:
+            nulls, bounds = int(known.nulls[chunk]), (known.low[chunk], known.high[chunk])
+            if nulls == self.source.facts.chunk_rows[chunk]:
                 found.may_pass[place], found.may_fail[place] = keys.has_null, not keys.has_null
-            elif bounds is not None:
+            elif bounds[0].is_valid:
                 low, high = (_key(bound, stored.type) for bound in bounds)
                 found.may_pass[place] = keys.any_between(low, high) or (keys.has_null and nulls != 0)
                 # Writers leave NaN out of the bounds, so floats between equal bounds need not be equal.
@@ -127,25 +130,25 @@ class _Judge:
         partitions = {file: self._partition_facts(condition, file) for file in self._files(self.chunks)}
         # First by partition values alone, so that no footer is read for files that these rule out.
         files = [file for file in partitions if file not in _contradicted(expression, condition, partitions)]
-        found.may_pass[:] = np.isin(self.source.chunk_file[self.chunks], files)
+        found.may_pass[:] = np.isin(self.source.facts.chunk_file[self.chunks], files)
         left = self.chunks[found.may_pass].tolist()
         for flags, wanted in ((found.may_pass, expression), (found.may_fail, ~expression | expression.is_null())):
             columns = [f.name for f in condition.columns if _has_order(f.type) and not _may_be_nan(f.type, wanted)]
-            known = {chunk: list(partitions[int(self.source.chunk_file[chunk])]) for chunk in left}
+            known = {chunk: list(partitions[int(self.source.facts.chunk_file[chunk])]) for chunk in left}
             for name in columns:
-                if name not in self.source.partitions:
+                if name not in self.source.facts.constants:
                     self._add_bounds(name, known)
             flags[np.isin(self.chunks, list(_contradicted(wanted, condition, known)))] = False
         return found
 
     def _files(self, chunks: NDArray[np.int64]) -> list[int]:
-        return [int(file) for file in np.unique(self.source.chunk_file[chunks])]
+        return [int(file) for file in np.unique(self.source.facts.chunk_file[chunks])]
 
     def _partition_facts(self, condition: ArrowFilter, file: int) -> list[Expression]:
         import pyarrow.compute as pc
 
-        names = [name for name in condition.columns.names if name in self.source.partitions]
-        values = [self.source.partition_scalar(name, file) for name in names]
+        names = [name for name in condition.columns.names if name in self.source.facts.constants]
+        values = [self.source.facts.constants[name][file] for name in names]
         pairs = zip(map(pc.field, names), values, strict=True)
         return [field == value if value.is_valid else field.is_null() for field, value in pairs]
 
@@ -154,12 +157,15 @@ class _Judge:
         import pyarrow.compute as pc
 
         field = pc.field(name)
+        stored = self.source.statistics(name, chunks=np.array(list(known), np.int64))
+        if stored is None or stored.low is None or stored.high is None:
+            return
         for chunk, facts in known.items():
-            nulls, bounds = self.source.statistics(chunk, name)
-            if nulls == self.source.chunk_rows[chunk]:
+            nulls, low, high = int(stored.nulls[chunk]), stored.low[chunk], stored.high[chunk]
+            if nulls == self.source.facts.chunk_rows[chunk]:
                 facts.append(field.is_null())
-            elif bounds is not None:
-                between = (field >= bounds[0]) & (field <= bounds[1])
+            elif low.is_valid:
+                between = (field >= low) & (field <= high)
                 facts.append(between if nulls == 0 else between | field.is_null())
 
 

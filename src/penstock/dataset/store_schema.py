@@ -16,6 +16,7 @@ from penstock.dataset.common_metadata import (
     update_common_metadata,
 )
 from penstock.dataset.index_store import INDEX_KEY, load_indexes
+from penstock.dataset.parquet import as_parquet
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY, dump_row_group_counts, dump_unischema
 from penstock.schema.petastorm_pickle import load_unischema
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.dataset.parquet import ParquetSource
     from penstock.schema.unischema import Unischema
+    from penstock.source import Source
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ def metadata_pairs(schema: Unischema, row_groups: Mapping[str, int]) -> dict[byt
     return pairs
 
 
-def store_schema(source: ParquetSource, schema: Unischema, *, summary: bool) -> None:
+def store_schema(dataset: Source, schema: Unischema, *, summary: bool) -> None:
     """Store a schema and the numbers of row groups with a dataset; an index built from other files is removed.
 
     With `summary` also `_metadata`, which holds all footers and spares reading them; one that is there is made anew in
@@ -54,8 +56,9 @@ def store_schema(source: ParquetSource, schema: Unischema, *, summary: bool) -> 
     Raises:
         MetadataError: The files have columns that one `_metadata` cannot hold together.
     """
-    first = source._files[0]
-    groups = {path: int(source.footer(file).arrow.num_row_groups) for file, path in enumerate(source.files)}
+    source = as_parquet(dataset)
+    first = source.entries[0]
+    groups = {path: int(source.footer(file).arrow.num_row_groups) for file, path in enumerate(source.facts.files)}
     pairs = metadata_pairs(schema, groups)
     try:
         load_indexes(source)
@@ -80,17 +83,17 @@ def _says(pickled: bytes, schema: Unischema) -> bool:
 def _write_summary(source: ParquetSource) -> None:
     """Put the footers of all files into one, which changes them."""
     whole: Any = None
-    for file, path in enumerate(source.files):
+    for file, path in enumerate(source.facts.files):
         footer = source.footer(file).arrow
         footer.set_file_path(path)
         try:
             whole = footer if whole is None else _appended(whole, footer)
         except RuntimeError as error:
             raise MetadataError(
-                f"{path} has other columns than {source.files[0]}, and one _metadata cannot hold both; "
+                f"{path} has other columns than {source.facts.files[0]}, and one _metadata cannot hold both; "
                 "leave use_summary_metadata out"
             ) from error
-    replace_file(source._files[0].root, SUMMARY_METADATA, whole.write_metadata_file)
+    replace_file(source.entries[0].root, SUMMARY_METADATA, whole.write_metadata_file)
 
 
 def _appended(whole: Any, footer: Any) -> Any:

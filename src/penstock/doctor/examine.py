@@ -24,8 +24,8 @@ from penstock.options import SHUFFLE_BYTES, warn_renamed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.dataset import ParquetSource
     from penstock.doctor.facts import LayoutFacts
+    from penstock.source import Source
 
 WORLD, BATCH_SIZE, ROW_GROUP_BYTES = 8, 256, 16 << 20
 
@@ -76,7 +76,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     opened, failure = _open(source, storage_options, filesystem)
     open_s = time.perf_counter() - start
     found, notes = list(checks.check_files(facts)), list[str]()
-    if opened is not None and not len(opened.chunk_rows):
+    if opened is not None and not len(opened.facts.chunk_rows):
         found += _no_rows(facts)
     else:
         found += [*checks.check_schemas(facts, failure), *checks.check_metadata(facts), *checks.check_statistics(facts)]
@@ -85,7 +85,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
         if not any(finding.severity == "problem" for finding in found):
             say = failure or ""
             found.append(Finding("does-not-open", "problem", "the dataset does not open", say, "see the message", {}))
-    elif len(opened.chunk_rows):
+    elif len(opened.facts.chunk_rows):
         found, notes = _judge(opened, facts, wanted, (label, open_s), found)
     found.sort(key=lambda finding: finding.severity != "problem")
     names = tuple(str(os.fspath(name)) for name in ([source] if isinstance(source, str | os.PathLike) else source))
@@ -94,7 +94,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     return DoctorReport(" ".join(names), rows, *sizes, open_s, tuple(found), tuple(notes), names)
 
 
-def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[ParquetSource | None, str | None]:
+def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[Source | None, str | None]:
     """Open the dataset, without damaged files; or return why it does not open."""
     options = {"storage_options": storage_options, "filesystem": filesystem}
     try:
@@ -104,7 +104,7 @@ def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[ParquetSo
 
 
 def _judge(
-    opened: ParquetSource,
+    opened: Source,
     facts: LayoutFacts,
     wanted: TrainingRun,
     known: tuple[str | None, float],
@@ -113,7 +113,7 @@ def _judge(
     """Add what is wrong with rows and their layout; let every cure be one that leaves the layout good."""
     label, open_s = known
     rows = weigh(opened, int(facts.file_bytes.sum()))
-    name = find_label(opened.arrow_schema, label)
+    name = find_label(opened.facts.arrow_schema, label)
     notes = []
     labels: list[Finding] = []
     if name is None:

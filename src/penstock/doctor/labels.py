@@ -16,15 +16,16 @@ import pyarrow as pa
 from penstock.doctor.facts import is_plain
 from penstock.doctor.report import Finding
 from penstock.errors import ColumnNotFound, PlanError, close_names
+from penstock.source import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.dataset import ParquetSource
     from penstock.doctor.target_layout import TrainingRun
     from penstock.plan.plan import Plan
+    from penstock.source import Source
 
 NAMES = ("label", "labels", "class", "class_id", "cls", "target", "y", "category", "label_id", "target_id")
 SAMPLES = 64
@@ -68,7 +69,7 @@ def find_label(schema: pa.Schema, asked: str | None) -> str | None:
     return asked
 
 
-def check_label(source: ParquetSource, label: str, plan: Plan, wanted: TrainingRun) -> Iterator[Finding]:
+def check_label(source: Source, label: str, plan: Plan, wanted: TrainingRun) -> Iterator[Finding]:
     """Yield a finding if batches of neighbours have far fewer labels than random ones."""
     groups = read_labels(source, label)
     found = mixture(groups, wanted.batch_size, plan.chunks_per_batch)
@@ -76,8 +77,8 @@ def check_label(source: ParquetSource, label: str, plan: Plan, wanted: TrainingR
         return
     poor = found.shuffled < SORTED * found.random
     shuffle = "shuffle once on disk"
-    if source.partitions:  # a folder holds its rows together, shuffled or not
-        shuffle += f", without the folders of {', '.join(map(repr, source.partitions))}"
+    if source.facts.constants:  # a folder holds its rows together, shuffled or not
+        shuffle += f", without the folders of {', '.join(map(repr, source.facts.constants))}"
     yield Finding(
         "sorted-by-label",
         "problem" if poor else "advice",
@@ -90,14 +91,14 @@ def check_label(source: ParquetSource, label: str, plan: Plan, wanted: TrainingR
     )
 
 
-def read_labels(source: ParquetSource, label: str) -> list[NDArray[np.int64]]:
+def read_labels(source: Source, label: str) -> list[NDArray[np.int64]]:
     """Return the labels of some row groups, as numbers, in stored order; reads that column only."""
-    num_chunks = len(source.chunk_rows)
+    num_chunks = len(source.facts.chunk_rows)
     chosen = np.unique(np.linspace(0, num_chunks - 1, min(SAMPLES, num_chunks)).astype(np.int64))
     codes: dict[Any, int] = {}
     found = []
     for chunk in chosen.tolist():
-        column = source.read_chunk(chunk, [label]).column(0).slice(0, MOST_ROWS).combine_chunks().dictionary_encode()
+        column = read_table(source, chunk, [label]).column(0).slice(0, MOST_ROWS).combine_chunks().dictionary_encode()
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
         words = [codes.setdefault(value, len(codes)) for value in [*column.dictionary.to_pylist(), None]]

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.dataset import as_parquet
 from penstock.dataset.agree import decoded
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.sizes import fixed_bytes
@@ -22,7 +23,7 @@ from penstock.write.files import row_bytes as written_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.dataset import ParquetSource
+    from penstock.source import Source
 
 SAMPLES, SAMPLE_ROWS = 8, 256
 """Row groups that are looked into where rows vary, and rows of each."""
@@ -53,41 +54,42 @@ class Rows:
         return int(self.folders.sum())
 
 
-def weigh(source: ParquetSource, disk: int) -> Rows:
+def weigh(source: Source, disk: int) -> Rows:
     """Return what the rows of a dataset weigh; reads some rows where columns vary in width."""
-    fields = [field.with_type(decoded(field.type)) for field in source.arrow_schema]
+    fields = [field.with_type(decoded(field.type)) for field in source.facts.arrow_schema]
     vary = any(fixed_bytes(field) is None for field in fields)
     memory = after = source.row_bytes()
     if vary or any(pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType) for field in fields):
-        words = [field.name for field in source.arrow_schema if pa.types.is_dictionary(field.type)]
+        words = [field.name for field in source.facts.arrow_schema if pa.types.is_dictionary(field.type)]
         written, spelt = _sampled(source, words)
-        after += spelt - source.column_bytes(words)
+        after += spelt - source.row_bytes(words)
     else:
         one = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in fields], names=[f.name for f in fields])
         written = float(written_bytes(one)[0])
-    return Rows(_folders(source), tuple(source.partitions), memory, after, written, vary, disk)
+    return Rows(_folders(source), tuple(source.facts.constants), memory, after, written, vary, disk)
 
 
-def _folders(source: ParquetSource) -> NDArray[np.int64]:
-    rows = np.bincount(source.chunk_file, weights=source.chunk_rows, minlength=len(source.files)).astype(np.int64)
-    if not source.partitions:
+def _folders(source: Source) -> NDArray[np.int64]:
+    facts = source.facts
+    rows = np.bincount(facts.chunk_file, weights=facts.chunk_rows, minlength=len(facts.files)).astype(np.int64)
+    if not facts.constants:
         return np.array([rows.sum()], np.int64)
     found: dict[tuple[Any, ...], int] = {}
-    for key, count in zip(zip(*source.partitions.values(), strict=True), rows.tolist(), strict=True):
+    for key, count in zip(zip(*facts.constants.values(), strict=True), rows.tolist(), strict=True):
         found[key] = found.get(key, 0) + count
     return np.array([count for count in found.values() if count], np.int64)
 
 
-def _sampled(source: ParquetSource, words: list[str]) -> tuple[float, float]:
+def _sampled(source: Source, words: list[str]) -> tuple[float, float]:
     """Return the bytes of a row for the writer, and those in memory of `words`, columns that were dictionaries.
 
     The mean over some row groups, each as heavy as it is long; one that cannot be read is left out.
     """
-    num_chunks = len(source.chunk_rows)
+    num_chunks = len(source.facts.chunk_rows)
     total, rows = np.zeros(2), 0
     for chunk in np.unique(np.linspace(0, num_chunks - 1, min(SAMPLES, num_chunks)).astype(np.int64)).tolist():
         try:
-            batch, weight = _first_rows(source, chunk), int(source.chunk_rows[chunk])
+            batch, weight = _first_rows(source, chunk), int(source.facts.chunk_rows[chunk])
         except StoreError:
             raise
         except READ_ERRORS:
@@ -96,13 +98,13 @@ def _sampled(source: ParquetSource, words: list[str]) -> tuple[float, float]:
         total += weight * np.array([written_bytes(batch).mean(), spelt])
         rows += weight
     if not rows:
-        return max(1.0, source.row_bytes()), source.column_bytes(words)
+        return max(1.0, source.row_bytes()), source.row_bytes(words)
     return float(total[0] / rows), float(total[1] / rows)
 
 
-def _first_rows(source: ParquetSource, chunk: int) -> pa.RecordBatch:
-    group = source._row_group(chunk)
-    scalars = {name: source.partition_scalar(name, int(source.chunk_file[chunk])) for name in source.partitions}
+def _first_rows(source: Source, chunk: int) -> pa.RecordBatch:
+    group, file = as_parquet(source).row_group(chunk), int(source.facts.chunk_file[chunk])
+    scalars = {name: values[file] for name, values in source.facts.constants.items()}
     # Through a buffer, so that the first rows do not cost the whole row group.
     with replace(group, watched=False).opened() as stream:
         reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS)

@@ -1,6 +1,6 @@
 """The rows of a dataset as they are stored: cells not decoded, structs whole, in natural order, in small batches.
 
-What `rewrite` copies. Unlike `ParquetSource.read_chunk` it never holds a whole row group, since those that need
+What `rewrite` copies. Unlike `Source.read` it never holds a whole row group, since those that need
 rewriting may be larger than memory. Dictionaries become plain values; partition columns become columns.
 """
 
@@ -28,6 +28,7 @@ from penstock.write.sources import Tables
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.options import OnError
     from penstock.schema.unischema import Unischema
 
 BATCH_BYTES = 8 << 20
@@ -42,26 +43,26 @@ _STREAM_BYTES = 1 << 20
 class StoredRows:
     """The rows of a dataset, as often as they are asked for."""
 
-    def __init__(self, url: Any, *, on_error: str, **options: Any) -> None:
+    def __init__(self, url: Any, *, on_error: OnError, **options: Any) -> None:
         self.source = open_parquet(url, on_error=on_error, **options)
-        skipped = {path for path, _ in self.source.skipped}
+        skipped = {path for path, _ in self.source.facts.skipped}
         found = find_files(url, **options)
         self._files = [file for file in found if file.path not in skipped]
         self.places = [(file.root.fs, file.path) for file in found]
         """Filesystem and path of every file, also of those that cannot be read."""
         self.common = {} if self._files[0].root.names is None else read_common_metadata(self._files[0].root)
-        self.partitions = tuple(self.source.partitions)
+        self.partitions = tuple(self.source.facts.constants)
         stored = {**(self.source.footer(0).arrow.metadata or {}), **self.common}
         self.unischema: Unischema | None = None
         """The schema that is stored with the dataset, which names fields of structs by path; None for plain Parquet."""
         if stored.keys() & {SCHEMA_KEY, PETASTORM_SCHEMA_KEY}:
-            self.unischema = self.source.unischema
+            self.unischema = self.source.facts.unischema
         self.schema = self._schema()
 
     @property
     def num_rows(self) -> int:
         """Rows of the dataset."""
-        return int(self.source.chunk_rows.sum())
+        return int(self.source.facts.chunk_rows.sum())
 
     @property
     def num_bytes(self) -> float:
@@ -77,7 +78,7 @@ class StoredRows:
             elif not merged.equals(found):
                 merged = merge_schemas(merged, found)
         fields = [field.with_type(decoded(field.type)) for field in merged or ()]
-        fields += [self.source.arrow_schema.field(name) for name in self.partitions]
+        fields += [self.source.facts.arrow_schema.field(name) for name in self.partitions]
         return pa.schema([field.with_type(decoded(field.type)) for field in fields])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -97,9 +98,9 @@ class StoredRows:
         return Tables(empty, batches, self.unischema, self.num_rows)
 
     def _of_file(self, file: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        footer, size = self.source.footer(file), int(self.source.file_sizes[file])
+        footer, size = self.source.footer(file), int(self.source.facts.file_bytes[file])
         group = RowGroup(self._files[file], size, footer, self.source.seen[file], 0, 0)
-        constants = {name: self.source.partition_scalar(name, file) for name in self.partitions}
+        constants = {name: self.source.facts.constants[name][file] for name in self.partitions}
         try:
             with replace(group, watched=False).opened() as stream:
                 options = {"buffer_size": _STREAM_BYTES, **READ_OPTIONS, **_VERIFY}
@@ -123,7 +124,7 @@ class StoredRows:
             return
         table = flatten_structs(pa.Table.from_batches([batch]))
         for name in self.source.repeated:
-            wrong = other_value(table.column(name), name, self.source.files[file], first)
+            wrong = other_value(table.column(name), name, self.source.facts.files[file], first)
             if wrong is not None:
                 path = self._files[file].path
                 message = f"{path}, column {name!r}: {wrong}; move the file, or write it again"

@@ -35,7 +35,7 @@ from penstock.halt import until
 from penstock.storage.faults import store_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -46,21 +46,7 @@ if TYPE_CHECKING:
     from penstock.engine.stages import Batch, Lost, Stage
     from penstock.engine.stats import Stats
     from penstock.engine.window import EpochWork
-
-
-class Source(Protocol):
-    """What the engine asks of a dataset."""
-
-    def read_chunk(self, chunk: int, columns: Sequence[str], limit_bytes: int | None = None) -> pa.Table:
-        """Read one row group; raises BudgetError, before it is in memory, if it takes more bytes than the limit."""
-
-    def path_of(self, chunk: int) -> str:
-        """Name the file of a chunk."""
-
-    def content(self) -> str:
-        """Return a digest of what the footers say about the column chunks."""
-
-    chunk_group: NDArray[np.int32]
+    from penstock.source import Location, Source
 
 
 class RowFilter(Protocol):
@@ -269,7 +255,7 @@ class Builder:
             return kept
         try:
             with until(self.halted):  # a store that is waited for does not delay the end
-                table = self.source.read_chunk(chunk, [column.name for column in self.columns], self.limit_bytes)
+                table = self.source.read(chunk, [column.name for column in self.columns], limit_bytes=self.limit_bytes)
             rows = self.selection.rows_of(chunk)
             table = table if rows is None else take_table_rows(table, rows)
             made = make_chunk(chunk, table, self.columns, skip=self.skip)
@@ -280,7 +266,7 @@ class Builder:
         except CellLost as error:
             return LostChunk(chunk, self.located(chunk, error.row, error))
         except Exception as error:  # noqa: BLE001 -- whoever needs a row of it meets the error, with its cause
-            return LostChunk(chunk, store_error(error, self.source.path_of(chunk)) or error)
+            return LostChunk(chunk, store_error(error, self.source.locate(chunk).path) or error)
         self.stats.read(time.perf_counter() - began, made.num_bytes)
         return made
 
@@ -451,9 +437,8 @@ class Builder:
             column, reason = getattr(chunk.error, "column", None) or "", str(chunk.error)
         else:
             column, reason = chunk.damaged[row]
-        index = chunk.index
-        group = int(self.source.chunk_group[index])
-        return Skipped(self.source.path_of(index), group, self._file_row(index, row), column, reason)
+        place = self._locate(chunk.index, row)
+        return Skipped(place.path, place.part, cast("int", place.row), column, reason)
 
     def lost_error(self, lost: LostChunk) -> Exception:
         """Return the error of a chunk that could not be read, with its place."""
@@ -463,53 +448,48 @@ class Builder:
         error = cast("LostChunk", chunks[chunk]).error
         if isinstance(error, (BadFile, BudgetError, DecodeError, SchemaError, StoreError)):
             return error
-        where = f"{self.source.path_of(chunk)}, row group {self.source.chunk_group[chunk]}"
+        place = self.source.locate(chunk)
         failure = BadFile(
-            f"cannot read {where}: {type(error).__name__}: {error}",
-            path=self.source.path_of(chunk),
-            row_group=int(self.source.chunk_group[chunk]),
+            f"cannot read {place}: {type(error).__name__}: {error}", path=place.path, row_group=place.part
         )
         failure.__cause__ = error
         return failure
 
-    def _file_row(self, chunk: int, row: int) -> int:
+    def _locate(self, chunk: int, row: int) -> Location:
+        """Return where a row of a chunk lies; `row` counts the selected ones."""
         rows = self.selection.rows_of(chunk)
-        return row if rows is None else int(rows[row])
-
-    def _locate(self, span: Span, item: int) -> tuple[str, int, int]:
-        chunks, rows = span_rows(span)
-        chunk, row = int(chunks[item]), int(rows[item])
-        return self.source.path_of(chunk), int(self.source.chunk_group[chunk]), self._file_row(chunk, row)
+        return self.source.locate(chunk, row if rows is None else int(rows[row]))
 
     def decode_error(self, span: Span, item: int, error: CellLost) -> DecodeError:
-        """Say where a cell of a span that cannot be decoded lies."""
+        """Return the error for a cell of a span that cannot be decoded."""
         chunks, rows = span_rows(span)
         return self.located(int(chunks[item]), int(rows[item]), error)
 
     def located(self, chunk: int, row: int, error: CellLost) -> DecodeError:
-        """Say where a cell of a chunk that cannot be decoded lies; `row` counts the selected ones."""
-        path, group, file_row = (
-            self.source.path_of(chunk),
-            int(self.source.chunk_group[chunk]),
-            self._file_row(chunk, row),
-        )
+        """Return the error for a cell of a chunk that cannot be decoded; `row` counts the selected ones."""
+        place = self._locate(chunk, row)
         return DecodeError(
-            f"cannot decode column {error.column!r} in {path}, row group {group}, row {file_row}: {error.reason}; "
+            f"cannot decode column {error.column!r} in {place}: {error.reason}; "
             'load with on_error="skip" to leave such rows out',
-            path=path, row_group=group, row=file_row, column=error.column,
+            path=place.path, row_group=place.part, row=place.row, column=error.column,
         )  # fmt: skip
 
     def _skipped(self, span: Span, item: int, lost: Lost) -> Skipped:
-        return Skipped(*self._locate(span, item), lost.column, lost.reason or "")
+        chunks, rows = span_rows(span)
+        place = self._locate(int(chunks[item]), int(rows[item]))
+        return Skipped(place.path, place.part, cast("int", place.row), lost.column, lost.reason or "")
 
     def _where(self, part: _Part) -> str:
-        """Name the rows of a batch for an error: the first few row groups and rows."""
-        places: dict[tuple[str, int], list[int]] = {}
+        """Name the rows of a batch for an error: the first few chunks and rows."""
+        chunks, rows = span_rows(part.span)
+        places: dict[int, list[int]] = {}
         for row in range(min(part.num_rows, 256)):
-            path, group, file_row = self._locate(part.span, part.row(row))
-            places.setdefault((path, group), []).append(file_row)
-        named = [f"{path}, row group {group}, {_row_list(rows)}" for (path, group), rows in list(places.items())[:3]]
-        return "; ".join(named) + (f"; and {len(places) - 3} more row groups" if len(places) > 3 else "")
+            chunk = int(chunks[part.row(row)])
+            place = self._locate(chunk, int(rows[part.row(row)]))
+            places.setdefault(chunk, []).append(cast("int", place.row))
+        named = [f"{self.source.locate(chunk)}, {_row_list(found)}" for chunk, found in list(places.items())[:3]]
+        more = f"; and {len(places) - 3} more {self.source.facts.part_noun}s" if len(places) > 3 else ""
+        return "; ".join(named) + more
 
 
 def _row_list(rows: list[int]) -> str:

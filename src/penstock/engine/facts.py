@@ -13,9 +13,10 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.engine.build import RowFilter, Source
+    from penstock.engine.build import RowFilter
     from penstock.engine.columns import Column
     from penstock.plan.grouping import Grouping
+    from penstock.source import Source
 
 
 _BUFFER_SLACK = 1.4

@@ -401,13 +401,13 @@ class Loader:
         )
         if needs.least > self._memory_bytes and self._total_rows:
             largest = int(np.where(facts.selected > 0, facts.chunk_bytes, -1).argmax())
+            noun = facts.source.facts.part_noun
             raise BudgetError(
                 f"memory_bytes={self._memory_bytes:,} is too little: the shuffle buffer of {needs.window_bytes:,} "
                 f"bytes, one read of {needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least "
                 f"{needs.least:,} "
-                f"(the largest row group: {facts.source.path_of(largest)}, row group "
-                f"{facts.source.chunk_group[largest]}, {int(facts.chunk_bytes[largest]):,} bytes in memory); "
-                "raise memory_bytes, or lower shuffle_bytes or batch_size, or write smaller row groups",
+                f"(the largest {noun}: {facts.source.locate(largest)}, {int(facts.chunk_bytes[largest]):,} bytes in "
+                f"memory); raise memory_bytes, or lower shuffle_bytes or batch_size, or write smaller {noun}s",
                 least=needs.least,
             )
         return needs

@@ -53,7 +53,7 @@ def _read_all(builder: Builder, wanted: list[tuple[int, NDArray[np.int64]]]) -> 
 
 
 def _read(builder: Builder, chunk: int, rows: NDArray[np.int64]) -> Chunk:
-    table = builder.source.read_chunk(chunk, [column.name for column in builder.columns], builder.limit_bytes)
+    table = builder.source.read(chunk, [column.name for column in builder.columns], limit_bytes=builder.limit_bytes)
     selected = builder.selection.rows_of(chunk)
     try:
         wanted = take_table_rows(table, rows if selected is None else selected[rows])

@@ -100,7 +100,7 @@ def _check_equal(dataset: Dataset, options: LoaderOptions) -> None:
     cause = "on_error='skip'" if options.on_error == "skip" else None
     if options.remainder == "uneven":
         cause = "remainder='uneven'"
-    if dataset._late is not None:
+    if dataset.filters_late:
         cause = "where(..., exact=False)"
     if cause:
         raise PlanError(

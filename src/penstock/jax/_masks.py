@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.nullable import may_be_null
 from penstock.engine.padding import padded_columns
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import output_columns, stage_of
 from penstock.errors import ColumnNotFound, PlanError, close_names
 from penstock.nulls import check_nulls
+from penstock.source import may_hold_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +79,7 @@ def _stacked(dataset: Dataset, host: HostLoader) -> frozenset[str]:
     """Return the columns that may come with a mask: what is on the host tells its nulls itself."""
     filled = padded_columns(host.stages).keys()
     columns = [one for one in host._facts.columns if one.form in ("fixed", "cells") and one.name not in filled]
-    found = may_be_null(dataset._source, [one.name for one in columns])
+    found = may_hold_nulls(dataset.source, [one.name for one in columns])
     rowwise = stage_of(host.stages, RowTransform)
     if rowwise is None:
         return found

@@ -36,10 +36,10 @@ from penstock.schema.transform import TransformSpec, transform_schema
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.dataset.parquet import ParquetSource
     from penstock.engine.build import Built
     from penstock.engine.loader import Loader
     from penstock.plan.grouping import Grouping
+    from penstock.source import Source
 
 _POOLS = {"thread": "thread", "process": "process", "dummy": "serial"}
 _MOST_ROWS = 1024
@@ -310,7 +310,7 @@ def open_job(asked: Asked) -> Job:
     ds = ds.select([*wanted, *extra])
     items = _items(ds, asked, ngram)
     _warn_if_all_is_dropped(items, asked)
-    dtypes = batch_dtypes(ds._source, wanted) if asked.batched else {}
+    dtypes = batch_dtypes(ds.source, wanted) if asked.batched else {}
     return Job(asked, ds, schema, view, ngram, items, drawn, frozenset(extra), dtypes)
 
 
@@ -353,7 +353,7 @@ def _raw(ds: penstock.Dataset, asked: Asked, wanted: list[str]) -> penstock.Data
 
 def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]]:
     """Return the n-gram and the names of the fields that are returned, or given to the transform."""
-    fields, schema = asked.schema_fields, petastorm_order(ds._source)
+    fields, schema = asked.schema_fields, petastorm_order(ds.source)
     if isinstance(fields, NGram):
         fields.resolve_regex_field_names(schema)  # in place, as Petastorm does: programs look at it afterwards
         ngram = fields.resolved(schema)  # its own: another reader may resolve the user's for another schema
@@ -365,7 +365,7 @@ def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]
         )
     chosen: Sequence[Any] = [fields] if isinstance(fields, str) else list(fields or ())
     if not chosen:
-        declared = None if asked.batched else ds._source.declared  # make_reader gives the fields of a schema only
+        declared = None if asked.batched else ds.source.facts.declared  # make_reader gives the fields of a schema only
         return None, [name for name in schema.fields if declared is None or name in declared]
     names = list(schema.create_schema_view(chosen).fields)
     if not names:
@@ -376,10 +376,10 @@ def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]
     return None, names
 
 
-def petastorm_order(source: ParquetSource) -> Unischema:
+def petastorm_order(source: Source) -> Unischema:
     """Return the schema of a dataset; partition columns come first where no schema is stored, as in Petastorm."""
-    schema, partitions = source.unischema, source.partitions
-    if source.declared is not None or not partitions:
+    schema, partitions = source.facts.unischema, source.facts.constants
+    if source.facts.declared is not None or not partitions:
         return schema
     fields = schema.fields.values()
     return Unischema(schema._name, sorted(fields, key=lambda field: field.name not in partitions))
@@ -396,14 +396,14 @@ def _select_rows(ds: penstock.Dataset, asked: Asked) -> penstock.Dataset:
     if asked.rowgroup_selector is not None:
         from penstock.dataset.index import select_row_groups
 
-        ds = ds._chosen(select_row_groups(ds._source, asked.rowgroup_selector, ds._selection))
+        ds = ds.with_selection(select_row_groups(ds.source, asked.rowgroup_selector, ds.selection))
     if asked.filters is not None:
         ds = ds.where(asked.filters)
     if asked.predicate is not None and asked.exact:
         from penstock.dataset.select_rows import select_rows
 
-        found = cast("RowFilter", make_row_filter(asked.predicate, ds._source.arrow_schema, batched=asked.batched))
-        ds = ds._chosen(select_rows(ds._source, found, ds._selection, workers=default_workers()))
+        found = cast("RowFilter", make_row_filter(asked.predicate, ds.source.facts.arrow_schema, batched=asked.batched))
+        ds = ds.with_selection(select_rows(ds.source, found, ds.selection, workers=default_workers()))
     return ds
 
 
@@ -413,7 +413,7 @@ def _check_shards(ds: penstock.Dataset, asked: Asked) -> None:
     elif asked.shard_count is not None and len(ds) < asked.shard_count:
         raise NoDataAvailableError(
             f"{asked.shard_count} shards need at least one row each. Number of row-groups in the dataset that are "
-            f"selected: {np.count_nonzero(ds._selection.counts)}, with {len(ds)} rows; give a shard_count of at most "
+            f"selected: {np.count_nonzero(ds.selection.counts)}, with {len(ds)} rows; give a shard_count of at most "
             f"{len(ds)}"
         )
 
@@ -429,11 +429,11 @@ def _warn_if_all_is_dropped(items: Grouping, asked: Asked) -> None:
 
 
 def _items(ds: penstock.Dataset, asked: Asked, ngram: NGram | None) -> Grouping:
-    units: RowGrouping | WindowGrouping = RowGrouping(ds._selection.counts)
+    units: RowGrouping | WindowGrouping = RowGrouping(ds.selection.counts)
     if ngram is not None:
         if asked.drop_partitions > 1 and not ngram.timestamp_overlap:
             raise NotImplementedError("an NGram without overlap does not go with shuffle_row_drop_partitions > 1")
-        units = WindowGrouping(ds._window_table(ngram.timestamp_field.name, ngram.rule, span=ngram.span_row_groups))
+        units = WindowGrouping(ds.window_table(ngram.timestamp_field.name, ngram.rule, span=ngram.span_row_groups))
     if asked.drop_partitions == 1 and not asked.deals_parts:
         return units
     return PartGrouping.cut(units, int(asked.drop_partitions), whole=asked.deals_parts)

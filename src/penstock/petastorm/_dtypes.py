@@ -11,35 +11,70 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.codecs.arrow_kinds import form_of
 from penstock.codecs.base import has_cells
 from penstock.codecs.narrowing import EXACT_FLOAT64
-from penstock.dataset.nullable import held_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.dataset.parquet import ParquetSource
     from penstock.schema import UnischemaField
+    from penstock.source import Source
 
 _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 _OBJECT: np.dtype[Any] = np.dtype(np.object_)
 
 
-def batch_dtypes(source: ParquetSource, names: Iterable[str]) -> dict[str, np.dtype[Any]]:
+def batch_dtypes(source: Source, names: Iterable[str]) -> dict[str, np.dtype[Any]]:
     """Return the dtype, float64 or object, of the columns that have nulls and no room for them; others are left out.
 
     These are integers, booleans and texts, and lists of them, whose elements get the dtype. float64 is for integers
     that are all within 2**53, as the statistics say; where statistics are missing, a column may hold nulls and any
     value. Reads footers that are not in memory any more.
     """
-    kinds = {name: kind for name in names if (kind := _plain_dtype(source.unischema.fields[name])).kind in "biuU"}
+    fields = source.facts.unischema.fields
+    kinds = {name: kind for name in names if (kind := _plain_dtype(fields[name])).kind in "biuU"}
     found: dict[str, np.dtype[Any]] = {}
-    for name, held in held_values(source, kinds).items():
-        if not held.has_nulls:
-            continue
-        known = kinds[name].itemsize < 8 or (held.largest is not None and held.largest <= EXACT_FLOAT64)
-        found[name] = _FLOAT64 if kinds[name].kind in "iu" and known else _OBJECT
+    for name, kind in kinds.items():
+        if _has_nulls(source, name):
+            exact = kind.kind in "iu" and (kind.itemsize < 8 or _largest(source, name) <= EXACT_FLOAT64)
+            found[name] = _FLOAT64 if exact else _OBJECT
     return found
+
+
+def _has_nulls(source: Source, name: str) -> bool:
+    """Tell whether a column may hold nulls; a list, whether its elements may be null.
+
+    An empty or null list counts as a null element where footers do not tell them apart: without size statistics, which
+    newer writers store.
+    """
+    facts = source.facts
+    field = facts.arrow_schema.field(name)
+    is_list = form_of(field.type) in ("list", "fixed_list")
+    if name in facts.constants:
+        return bool(facts.constants[name].null_count)
+    if not field.nullable and not is_list:
+        return False
+    known = source.statistics(name, bounds=False)
+    nulls = np.array([-1]) if known is None else known.element_nulls
+    # A field that is not nullable is believed where the footers do not say.
+    return bool((nulls > 0).any() or ((nulls < 0).any() and (facts.unischema.fields[name].nullable or is_list)))
+
+
+def _largest(source: Source, name: str) -> float:
+    """Return a number that no 64-bit integer of a column is farther from 0 than; infinity where that is not known."""
+    facts = source.facts
+    if name in facts.constants:
+        bounds = [value for value in facts.constants[name].to_pylist() if value is not None]
+        return max(map(abs, bounds), default=0)
+    known = source.statistics(name)
+    if known is None or known.low is None or known.high is None:
+        return float("inf")
+    silent = np.array([not low.is_valid for low in known.low]) & (known.nulls != facts.chunk_rows)
+    if silent.any():
+        return float("inf")
+    ends = [value for value in (*known.low.to_pylist(), *known.high.to_pylist()) if value is not None]
+    return max(map(abs, ends), default=0)
 
 
 def _plain_dtype(field: UnischemaField) -> np.dtype[Any]:

@@ -67,13 +67,13 @@ def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
     mode = _mode(target_url, overwrite=overwrite_output)
     source = open_parquet(source_url, storage_options=storage_options, filesystem=filesystem)
     not_null = [not_null_fields] if isinstance(not_null_fields, str) else list(not_null_fields or ())
-    schema = _chosen(source.unischema, field_regex, not_null)
-    frame = _read(spark, source_url, source.partitions)
+    schema = _chosen(source.facts.unischema, field_regex, not_null)
+    frame = _read(spark, source_url, source.facts.constants)
     paths = {leaf: path for field in frame.schema.fields for leaf, path in _leaves(field.name, field.dataType)}
     kept = frame
     for name in not_null:
         kept = kept.where(_column(paths[name]).isNotNull())
-    kept = kept.select(*_columns(frame.schema, schema, source.partitions))
+    kept = kept.select(*_columns(frame.schema, schema, source.facts.constants))
     if partitions_count:
         kept = kept.repartition(partitions_count)
     with materialize_dataset(spark, target_url, schema, row_group_size_mb, filesystem_factory=None):

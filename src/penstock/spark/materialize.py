@@ -184,7 +184,9 @@ class _Target:
             fs.delete_file(posixpath.join(path, MARKER))  # of an earlier attempt
         try:
             source = open_parquet(self.url, filesystem=self.filesystem, schema=schema, as_root=True)
-            columns_of(source.unischema.fields.values(), source.arrow_schema.types)  # refuses what no reader takes
+            columns_of(
+                source.facts.unischema.fields.values(), source.facts.arrow_schema.types
+            )  # refuses what no reader takes
         except SchemaError as error:
             reason = str(error).rpartition("; ")[0] or str(error)  # the rest is for those who read
             raise SchemaError(
@@ -196,7 +198,7 @@ class _Target:
                 f"nothing was written to {self.url} within materialize_dataset: {error}; write the DataFrame to this "
                 "URL inside the block, e.g. df.write.mode('overwrite').parquet(url)"
             ) from error
-        known = find_schema(read_common_metadata(source._files[0].root), path=posixpath.join(path, COMMON_METADATA))
+        known = find_schema(read_common_metadata(source.entries[0].root), path=posixpath.join(path, COMMON_METADATA))
         if known is not None and known != schema and _data_files(fs, path) == before.files:
             raise PetastormMetadataGenerationError(
                 f"nothing was written to {self.url} within materialize_dataset, and its files have another schema; use "

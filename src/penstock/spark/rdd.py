@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.api import Dataset
+from penstock.api import Dataset, dataset_of
 from penstock.codecs.row_values import row_values
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.selection import Selection
@@ -24,8 +24,8 @@ from penstock.storage import resolve
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.dataset.parquet import ParquetSource
     from penstock.schema.unischema import Unischema
+    from penstock.source import Source
 
 MOST_TASKS = 2000
 """Spark's driver schedules so many tasks without trouble."""
@@ -61,12 +61,9 @@ def dataset_as_rdd(  # noqa: PLR0913 - Petastorm's signature, and two keywords
     """
     context = context_of(spark_session, "dataset_as_rdd")
     source = open_parquet(dataset_url, storage_options=storage_options, filesystem=filesystem)
-    view = _view(source.unischema, schema_fields)
-    groups = [
-        (source.files[file], int(group), int(rows))
-        for file, group, rows in zip(source.chunk_file, source.chunk_group, source.chunk_rows, strict=True)
-    ]
-    task = _ReadTask(dataset_url, storage_options, filesystem, source.unischema, view._name, tuple(view.fields))
+    view = _view(source.facts.unischema, schema_fields)
+    groups = dataset_of(source).chunks
+    task = _ReadTask(dataset_url, storage_options, filesystem, source.facts.unischema, view._name, tuple(view.fields))
     return context.parallelize(groups, max(1, min(len(groups), MOST_TASKS))).mapPartitions(task)
 
 
@@ -95,11 +92,11 @@ class _ReadTask:
             source = open_parquet([whole], filesystem=fs, schema=self.schema)
             yield from self._rows(source, path, list(some))
 
-    def _rows(self, source: ParquetSource, path: str, groups: list[tuple[str, int, int]]) -> Iterator[Any]:
-        known = dict(zip(source.chunk_group.tolist(), range(len(source.chunk_rows)), strict=True))
-        counts = np.zeros(len(source.chunk_rows), np.int64)
+    def _rows(self, source: Source, path: str, groups: list[tuple[str, int, int]]) -> Iterator[Any]:
+        known = dict(zip(source.facts.chunk_part.tolist(), range(len(source.facts.chunk_rows)), strict=True))
+        counts = np.zeros(len(source.facts.chunk_rows), np.int64)
         for _, group, rows in groups:
-            if group not in known or source.chunk_rows[known[group]] != rows:
+            if group not in known or source.facts.chunk_rows[known[group]] != rows:
                 raise MetadataError(f"{path} is not the file that the driver saw; write nothing while it is read")
             counts[known[group]] = rows
         make = row_type(self.name, self.columns)._make

@@ -77,5 +77,5 @@ def loader(
     given = replace(given, rank=rank, world=world)
     host = load(dataset, given)
     forms = forms_of(dataset, host, Wanted(check_nulls(nulls, None, owner=OWNER), element_spec, given))
-    full = given.drop_last and given.on_error == "raise" and dataset._late is None
+    full = given.drop_last and given.on_error == "raise" and not dataset.filters_late
     return make_batches(host, forms, batch_size if full else None)

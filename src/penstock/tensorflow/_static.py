@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.api import load
-from penstock.dataset.nullable import may_be_null
 from penstock.engine.padding import padded_columns
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import MASK, Fold, Transform, output_columns, stage_of
 from penstock.errors import ColumnNotFound, PlanError, TransformError, close_names
 from penstock.nulls import check_names as check_nulls_names
 from penstock.options import LoaderOptions
+from penstock.source import may_hold_nulls
 from penstock.tensorflow._forms import (
     Form,
     check_names,
@@ -110,9 +110,9 @@ def _stored(dataset: Dataset, loader: Loader) -> dict[str, Form | None]:
     pads, names, stored = (
         padded_columns(loader.stages),
         output_columns(loader.stages) or [],
-        dataset._source.arrow_schema,
+        dataset.source.facts.arrow_schema,
     )
-    nulls = may_be_null(dataset._source, (column.name for column in loader._facts.columns))
+    nulls = may_hold_nulls(dataset.source, (column.name for column in loader._facts.columns))
     forms: dict[str, Form | None] = {}
     for column in loader._facts.columns:
         if column.name not in names:
@@ -131,7 +131,7 @@ def _promised(dataset: Dataset, loader: Loader, rowwise: RowTransform) -> dict[s
     pads = padded_columns(loader.stages)
     edited = {field.name for field in rowwise.spec.edit_fields}
     kept = {field.name for field in rowwise.fields if field.name not in edited and field.name in dataset.columns}
-    nulls = may_be_null(dataset._source, kept)
+    nulls = may_hold_nulls(dataset.source, kept)
     forms: dict[str, Form | None] = {}
     for field in rowwise.fields:
         form, padding = field_form(field), pads.get(field.name)
@@ -167,5 +167,5 @@ def _probed(dataset: Dataset, wanted: Wanted, forms: Mapping[str, Form | None]) 
     with load(dataset, probing) as probe:
         batch = next((batch for batch in probe if not batch or len(next(iter(batch.values())))), {})
     found = {name: values for name, values in batch.items() if name not in forms or forms[name] is None}
-    nulls = may_be_null(dataset._source, (name for name in found if name in dataset.columns))
+    nulls = may_hold_nulls(dataset.source, (name for name in found if name in dataset.columns))
     return [value_form(name, values, nullable=name in nulls) for name, values in found.items()]

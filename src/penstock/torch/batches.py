@@ -1,6 +1,6 @@
 """`Batches`: an IterableDataset for those who keep `torch.utils.data.DataLoader` and its worker processes.
 
-Each worker process runs a loader of its own over its turns (`turns`); the dataset travels as facts (`ship`). Without
+Each worker process runs a loader of its own over its turns (`turns`); the dataset travels as facts. Without
 workers it is `penstock.torch.loader`. No thread is alive in the process that holds it but while it iterates there.
 
 Which pass the workers go through is found out in a `cell` that they share, so that the next `for` over the DataLoader,
@@ -31,7 +31,6 @@ from penstock.torch.dealing import check_dealt_once
 from penstock.torch.hand_over import Loader
 from penstock.torch.post import Parcel, Receiver, Sender
 from penstock.torch.process_group import with_group
-from penstock.torch.ship import Shipped
 from penstock.torch.tensors import converter
 from penstock.torch.turns import Turns, start_of
 
@@ -83,10 +82,10 @@ class Batches(IterableDataset):  # type: ignore[misc]
         dataset, given = dataset_and_options(
             dataset_or_url, batch_size, options, function=Batches.__init__, owner=_OWNER
         )
-        self._shipped = Shipped(dataset)
+        self._dataset = dataset
         self._convert = converter(nulls, dataset.columns if given.transform is None else None, owner=_OWNER)
         self._options = with_group(given, group)
-        native = load(self._shipped.dataset, self._options)
+        native = load(self._dataset, self._options)
         self._found = self._options.rank is None and self._options.world is None
         """Whether rank and world were found out, not given."""
         # Worker processes know nothing of torch.distributed.
@@ -150,7 +149,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
         if os.getpid() == self._pid:
             return
         self._at, self._loader, self._turns, self._post = self._next_state(), None, None, None
-        self._shipped = pickle.loads(pickle.dumps(self._shipped))
+        self._dataset = pickle.loads(pickle.dumps(self._dataset))
         self._pid = os.getpid()
 
     # -- without workers ------------------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
         self._arrive_here()
         self._own()
         if self._loader is None:
-            native = load(self._shipped.dataset, self._options)
+            native = load(self._dataset, self._options)
             self._loader = Loader(native, self._convert)
             self._loader.native.load_state_dict(self._at)
         return self._loader
@@ -288,7 +287,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
 
     def _worker_loader(self, count: int) -> NativeLoader:
         """Return the loader of one of `count` worker processes: with a share of the cores and of the memory."""
-        dataset, options = self._shipped.dataset, self._options
+        dataset, options = self._dataset, self._options
         if options.pool == "process" and multiprocessing.current_process().daemon:
             raise PlanError("a worker of a DataLoader cannot start processes; use pool='thread', or num_workers=0")
         if options.workers is None:

@@ -160,11 +160,11 @@ def on_gpu(
     names = jpeg_columns(dataset)
     reason: str | None = "no column holds JPEGs without nulls"
     if names:
-        late = "where(..., exact=False) looks at rows on the CPU" if dataset._late is not None else None
+        late = "where(..., exact=False) looks at rows on the CPU" if dataset.filters_late else None
         reason = late or in_the_way(options, names) or why_not(device)
     if reason is not None:
         warnings.warn(
             f"decode='gpu' is not possible: {reason}; the CPU decodes", PenstockWarning, stacklevel=users_level()
         )
         return dataset, then, []
-    return dataset._undecoded(names), GpuDecode(dataset, names, then), names
+    return dataset.without_decoding(names), GpuDecode(dataset, names, then), names

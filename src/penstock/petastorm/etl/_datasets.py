@@ -14,7 +14,7 @@ from penstock.api import Dataset
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA
 from penstock.dataset.discover import DataFile, find_files
 from penstock.dataset.footers import read_footer
-from penstock.dataset.parquet import ParquetSource, open_parquet
+from penstock.dataset.parquet import as_parquet, open_parquet
 from penstock.petastorm.fs_utils import checked_url, normalize_dataset_url_or_urls
 from penstock.schema.stored import find_schema
 from penstock.storage.store import has_file
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.schema import Unischema
+    from penstock.source import Source
 
 
 def files_at(
@@ -36,9 +37,7 @@ def files_at(
 def files_of(dataset: Any) -> list[DataFile]:
     """Return the data files of whatever stands for a dataset; TypeError names what does."""
     if isinstance(dataset, Dataset):
-        dataset = dataset._source
-    if isinstance(dataset, ParquetSource):
-        return list(dataset._files)
+        return list(as_parquet(dataset.source).entries)
     if isinstance(dataset, str | os.PathLike | list | tuple):
         return files_at(dataset)
     if hasattr(dataset, "files") and hasattr(dataset, "filesystem"):
@@ -48,12 +47,10 @@ def files_of(dataset: Any) -> list[DataFile]:
     )
 
 
-def source_of(dataset: Any) -> ParquetSource:
+def source_of(dataset: Any) -> Source:
     """Return the source of whatever stands for a dataset; opens it where it is not open yet."""
     if isinstance(dataset, Dataset):
-        return dataset._source
-    if isinstance(dataset, ParquetSource):
-        return dataset
+        return dataset.source
     if isinstance(dataset, str | os.PathLike | list | tuple):
         return open_parquet(_urls(dataset, None))
     files = files_of(dataset)
@@ -62,7 +59,7 @@ def source_of(dataset: Any) -> ParquetSource:
 
 def source_at(
     dataset_url_or_urls: Any, *, schema: Unischema, storage_options: Mapping[str, Any] | None, filesystem: Any
-) -> ParquetSource:
+) -> Source:
     """Return the source at a URL, read by a schema of choice; SchemaError where that does not fit the files."""
     urls = _urls(dataset_url_or_urls, filesystem)
     return open_parquet(urls, storage_options=storage_options, filesystem=filesystem, schema=schema, as_root=True)

@@ -107,12 +107,13 @@ def load_row_groups(dataset: Any) -> list[RowGroup]:
     writer stored.
     """
     source = source_of(dataset)
+    facts = source.facts
     partitions = [
-        tuple((name, source.partition_scalar(name, file).as_py()) for name in source.partitions)
-        for file in range(len(source.files))
+        tuple((name, values[file].as_py()) for name, values in facts.constants.items())
+        for file in range(len(facts.files))
     ]
-    chunks = zip(source.chunk_file.tolist(), source.chunk_group.tolist(), source.chunk_rows.tolist(), strict=True)
+    chunks = zip(facts.chunk_file.tolist(), facts.chunk_part.tolist(), facts.chunk_rows.tolist(), strict=True)
     return [
-        RowGroup(source.path_of(chunk), group, partitions[file], rows)
+        RowGroup(source.locate(chunk).path, group, partitions[file], rows)
         for chunk, (file, group, rows) in enumerate(chunks)
     ]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.dataset.index_indexers import RowGroupIndexerBase
-    from penstock.dataset.parquet import ParquetSource
+    from penstock.source import Source
 
 __all__ = ["PARALLEL_SLICE_NUM", "ROWGROUPS_INDEX_KEY", "PieceInfo", "build_rowgroup_index", "get_row_group_indexes"]
 
@@ -67,12 +67,12 @@ def build_rowgroup_index(  # noqa: PLR0913 -- Petastorm's signature, and two key
     _check_order(dataset_url, spark_context, indexers)
     source = open_parquet(dataset_url, storage_options=storage_options, filesystem=filesystem)
     check_folder(source)
-    given = check_indexers(indexers, source.arrow_schema.names)
-    if spark_context is None or not len(source.chunk_rows):
+    given = check_indexers(indexers, source.facts.arrow_schema.names)
+    if spark_context is None or not len(source.facts.chunk_rows):
         built = build_indexes(source, given, workers=default_workers())
     else:
-        task = _IndexTask(dataset_url, storage_options, filesystem, source.fingerprint, given)
-        num_chunks = len(source.chunk_rows)
+        task = _IndexTask(dataset_url, storage_options, filesystem, source.facts.fingerprint, given)
+        num_chunks = len(source.facts.chunk_rows)
         chunks = spark_context.parallelize(range(num_chunks), min(num_chunks, PARALLEL_SLICE_NUM))
         built = chunks.mapPartitions(task).reduce(merge)
     store_indexes(source, built)
@@ -108,9 +108,9 @@ class _IndexTask:
         for chunk in chunks:
             yield index_chunk(source, self.indexers, chunk)
 
-    def _open(self) -> ParquetSource:
+    def _open(self) -> Source:
         source = open_parquet(self.url, storage_options=self.storage_options, filesystem=self.filesystem)
-        if source.fingerprint != self.fingerprint:
+        if source.facts.fingerprint != self.fingerprint:
             raise MetadataError(
                 f"a Spark executor sees another dataset at {self.url} than the driver does; give a URL that is the "
                 "same everywhere, and write nothing while the index is built"

@@ -1,0 +1,260 @@
+"""The way in: what plan and engine see of data, and what a third party implements to bring its own.
+
+A `Source` is a list of chunks (a row group, some samples of a shard) with the facts about them and a way to read one.
+`penstock.dataset` implements it for Parquet, `penstock.testing.MemorySource` for rows in memory; `register_source`
+adds others. Everything above (plan, engine, `Dataset`, the frameworks) uses these names only.
+
+A source is a value: it pickles, is the same in every process that opens the same data, and all its methods may be
+called from several threads at once. `penstock.testing.SourceTests` checks an implementation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from penstock.codecs import Cells
+from penstock.errors import PlanError
+from penstock.plugins import find_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from penstock.schema import Unischema
+
+__all__ = [
+    "Buffers",
+    "ByteRange",
+    "ChunkData",
+    "Location",
+    "Source",
+    "SourceFacts",
+    "Statistics",
+    "may_hold_nulls",
+    "read_table",
+    "register_source",
+]
+
+ENTRY_POINTS = "penstock.sources"
+"""Entry point group of packages that add sources: the name is the scheme, the object the opener."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """What is known about the data before any of it is read."""
+
+    files: tuple[str, ...]
+    """Names of the files, relative to the dataset, in order; a source without files has one name for all of it."""
+    file_bytes: NDArray[np.int64]
+    """Bytes of each file as stored."""
+    chunk_file: NDArray[np.int32]
+    """File of each chunk, ascending. Chunks have at least one row each."""
+    chunk_part: NDArray[np.int32]
+    """Number of each chunk within its file: the `row_group` of errors and of `Loader.skipped`."""
+    chunk_rows: NDArray[np.int64]
+    """Rows of each chunk."""
+    arrow_schema: pa.Schema
+    """All columns as `Source.read` gives them, constants included."""
+    unischema: Unischema
+    """The same columns, in the same order, as fields."""
+    fingerprint: str
+    """Digest of what the dataset is: equal for a copy elsewhere, different for other files. States are bound to it."""
+    constants: Mapping[str, pa.Array] = field(default_factory=dict)
+    """Columns with one value for each file (partition columns); those of a dictionary type hold plain values here."""
+    declared: frozenset[str] | None = None
+    """Columns that a stored or given schema describes; None where all fields are inferred."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Path and reason of each file that was left out under on_error="skip"."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """What becomes of a chunk that proves damaged while a filter is evaluated: an error, or it is left out."""
+    version: str | None = None
+    """The version of the table that the files belong to; None where there are no versions."""
+    part_noun: str = "row group"
+    """What a chunk is called in messages."""
+
+
+class ByteRange(NamedTuple):
+    """Bytes to fetch before a chunk can be read."""
+
+    path: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What is stored about the values of one column: an entry for each chunk of the dataset."""
+
+    nulls: NDArray[np.int64]
+    """Null rows; -1 where that is not known. For lists an upper bound, which counts empty lists and null elements."""
+    element_nulls: NDArray[np.int64]
+    """Null elements of lists, -1 where that is not known; for other columns the same as `nulls`."""
+    low: pa.Array | None = None
+    """No value is less than this (of lists: no element); null where that is not known. None: not requested."""
+    high: pa.Array | None = None
+    """No value is greater than this; null where `low` is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a chunk or a row lies, for messages."""
+
+    path: str
+    """The whole path of the file."""
+    part: int
+    """Number of the chunk within the file."""
+    part_name: str
+    """The chunk in words, such as "row group 3" or "samples 120-180"."""
+    row: int | None = None
+    """Row within the chunk, counted before any filter."""
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.part_name}" + ("" if self.row is None else f", row {self.row}")
+
+
+Buffers: TypeAlias = "Mapping[ByteRange, Any]"
+"""The bytes of ranges, as objects with the buffer protocol (`pa.Buffer`, `bytes`)."""
+
+ChunkData: TypeAlias = "pa.Table | Mapping[str, pa.Array | pa.ChunkedArray | Cells]"
+"""The columns of a chunk: an Arrow table, or Arrow arrays and `Cells` by name. Cells with `start` and `stop` need not
+lie next to each other, so that a tar shard is one buffer and two arrays, without a copy; a missing field is null."""
+
+
+class Source(Protocol):
+    """Chunks of rows, with facts about them. All methods are safe for threads."""
+
+    @property
+    def facts(self) -> SourceFacts:
+        """What is known about the data. Costs nothing; never changes."""
+
+    def ranges(self, chunk: int, columns: Sequence[str]) -> Sequence[ByteRange]:
+        """Return the bytes that `read` needs for these columns; empty where the source reads by itself only."""
+
+    def read(
+        self, chunk: int, columns: Sequence[str], buffers: Buffers | None = None, *, limit_bytes: int | None = None
+    ) -> ChunkData:
+        """Return all rows of a chunk: these columns, in this order, with the types of `facts.arrow_schema`.
+
+        Reads in the calling thread and nothing but these columns. With `buffers`, which hold the `ranges` of the same
+        columns, it does not wait for the network. No columns give a table without columns that has the chunk's rows.
+
+        Raises:
+            ColumnNotFound: There is no such column.
+            BadFile: The chunk is damaged; with on_error="skip" its rows are left out.
+            FileChanged: The file is not the one that was opened.
+            StoreUnavailable: The store does not answer; never skipped.
+            BudgetError: The columns take more than `limit_bytes` in memory; raised before they do.
+        """
+
+    def statistics(
+        self, column: str, *, bounds: bool = True, chunks: NDArray[np.int64] | None = None
+    ) -> Statistics | None:
+        """Return what is stored about the values of a column; None where nothing is (constants, no statistics).
+
+        With `bounds=False`, null counts only. With `chunks`, the entries of other chunks may be left unknown. Reads
+        indexes that are not in memory, never data. What cannot be read is unknown here, and an error in `read`.
+        """
+
+    def row_bytes(self, columns: Sequence[str] | None = None) -> float:
+        """Return the bytes that a row of these columns (None: all) takes in memory, on average.
+
+        Lanes and block of a shuffled order are computed from that of all columns, so it must be the same in every
+        process and every version of the source.
+        """
+
+    def chunk_bytes(self, columns: Sequence[str]) -> NDArray[np.float64]:
+        """Return the bytes that these columns of each chunk take in memory: an estimate for the memory budget."""
+
+    def content(self) -> str:
+        """Return a digest that differs, as far as the source can tell, once values change; stored in states."""
+
+    def locate(self, chunk: int, row: int | None = None) -> Location:
+        """Return where a chunk, or a row of it, lies: for messages."""
+
+
+def read_table(source: Source, chunk: int, columns: Sequence[str]) -> pa.Table:
+    """Return columns of a chunk as one Arrow table; `Cells` are copied into it."""
+    data = source.read(chunk, columns)
+    import pyarrow as pa
+
+    if isinstance(data, pa.Table):
+        return data
+    schema = source.facts.arrow_schema
+    arrays = [
+        values.to_arrow(schema.field(name).type) if isinstance(values, Cells) else values
+        for name, values in data.items()
+    ]
+    return pa.table(dict(zip(data, arrays, strict=True)))
+
+
+def may_hold_nulls(source: Source, columns: Iterable[str]) -> frozenset[str]:
+    """Return the columns that may hold nulls: nullable by their field, and not proven free of nulls by statistics.
+
+    The only place where this is decided: these columns come masked in every batch, the others as plain arrays. The
+    answer is the same in every process that opens the same data. Costs nothing without nullable fields; otherwise the
+    first call looks at the statistics of all chunks (`Source.statistics`).
+    """
+    facts = source.facts
+
+    def may(name: str) -> bool:
+        if not facts.unischema.fields[name].nullable:
+            return False
+        if name in facts.constants:
+            return bool(facts.constants[name].null_count)
+        known = source.statistics(name, bounds=False)
+        return known is None or bool(known.nulls.any())  # -1: not known
+
+    return frozenset(name for name in columns if may(name))
+
+
+Opener: TypeAlias = "Callable[..., Source]"
+"""Called as `opener(url, columns=..., storage_options=..., ...)` with the arguments of `penstock.open` that were
+given; returns a source. An argument that it does not take is a TypeError, as for any function."""
+
+_OPENERS: dict[str, Opener] = {}
+
+
+def register_source(scheme: str, opener: Opener) -> None:
+    """Let `penstock.open("SCHEME://...")` open what `opener` returns.
+
+    An installed package does the same, without being imported first, by an entry point of the group
+    `penstock.sources` whose name is the scheme. Schemes that fsspec or pyarrow know, and the plain paths, stay theirs
+    unless one is registered here.
+
+    Raises:
+        PlanError: The name is not a scheme, or another opener is registered for it.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
+        raise PlanError(f"a scheme is lower case letters, digits and '+.-'; got {scheme!r}")
+    if not callable(opener):
+        raise TypeError(f"register_source takes a function that returns a Source; got {opener!r}")
+    if _OPENERS.setdefault(scheme, opener) is not opener:
+        raise PlanError(f"{scheme!r} is registered already, for {_OPENERS[scheme]!r}; choose another scheme")
+
+
+def find_opener(url: Any) -> Opener | None:
+    """Return the registered opener of a URL's scheme; None for paths and for the URLs of stores.
+
+    Installed packages are searched only for a scheme that neither is registered nor belongs to a store.
+
+    Raises:
+        PlanError: Several installed packages add the scheme.
+    """
+    scheme, found, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if not found or scheme in _OPENERS:
+        return _OPENERS.get(scheme)
+    return None if _is_store(scheme) else find_installed(ENTRY_POINTS, scheme)
+
+
+def _is_store(scheme: str) -> bool:
+    """Tell whether pyarrow or fsspec open URLs of this scheme."""
+    if scheme.split("::", maxsplit=1)[0] in ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "mock"):
+        return True
+    from fsspec.registry import known_implementations, registry
+
+    return scheme in known_implementations or scheme in registry

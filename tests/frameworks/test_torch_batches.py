@@ -171,7 +171,7 @@ def test_a_dataset_in_a_worker_is_the_same_dataset(tmp_path):
     ds = penstock.open(data.parent).where([("id", ">", 20)]).select(["year", "id"])
     batches = Batches(ds, batch_size=5)
     copied = pickle.loads(pickle.dumps(batches))
-    there = copied._shipped.dataset
+    there = copied._dataset
     assert there.fingerprint == ds.fingerprint
     assert len(there) == len(ds) == 30
     assert there.columns == ("year", "id")

@@ -305,8 +305,8 @@ class TestReading:
         write(tmp_path / "a.parquet", columns, rows_per_group=10)
         source = open_parquet(str(tmp_path))
         read = []
-        whole = source.read_chunk
-        monkeypatch.setattr(source, "read_chunk", lambda chunk, names: read.append(chunk) or whole(chunk, names))
+        whole = source.read
+        monkeypatch.setattr(source, "read", lambda chunk, names: read.append(chunk) or whole(chunk, names))
         assert kept(source, [("id", ">=", 15)]) == list(range(15, 40))
         assert read == [1]
         read.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
-import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -363,16 +362,9 @@ def test_a_dataset_says_what_it_is(mixed_ds):
     assert [rows for _, _, rows in few.chunks if rows] == [3]
 
 
-def test_a_dataset_is_not_iterated_by_mistake(mixed_ds):
-    with pytest.raises(TypeError, match=r"use ds\.loader"):
-        iter(mixed_ds)
-
-
 def test_mistakes_with_a_dataset_are_told_with_the_cure(tmp_path, mixed_ds):
     with pytest.raises(TypeError, match=r"ds\.select\(\['id'\]\) chooses columns"):
         mixed_ds["id"]
-    with pytest.raises(TypeError, match="open it again in the other process"):
-        pickle.dumps(mixed_ds)
     with pytest.raises(PlanError, match="on_error must be one of 'raise', 'skip'; got 'ignore'"):
         penstock.open(tmp_path, on_error="ignore")
     with pytest.raises(TypeError, match=r"schema= takes a penstock\.Unischema; got dict"):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.plan import Cursor, EpochPlan, Order, Share, make_plan, plan_epoch
-from penstock.plan.advice import Sizes
+from penstock.plan.plan import Sizes
 
 MILLION = 1_000_000
 

@@ -39,7 +39,7 @@ from penstock.options import (
     one_of,
     show_keywords,
 )
-from penstock.plan.grouping import RowGrouping, WindowGrouping
+from penstock.plan.grouping import RowGrouping
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
 from penstock.source import find_opener
@@ -360,6 +360,8 @@ class Dataset:
 
         read, items, fold, window = self, None, None, options.window
         if window is not None:
+            from penstock.plan.windows import WindowGrouping
+
             table = self.window_table(window.by, window_rule(window), span=window.span_row_groups)
             given = self.schema if spec is None else transform_schema(self.schema, spec)
             items, fold = WindowGrouping(table), Fold(window.length, window_steps(window, list(given.fields)))

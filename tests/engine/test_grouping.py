@@ -24,6 +24,7 @@ COUNTS = [7, 3, 9, 5]
 class Packs(Grouping):
     """Rows 0; 1, 2; 3, 4, 5; ... of every chunk are an item: the last one has what is left."""
 
+    name = "packs"
     starts: tuple[tuple[int, ...], ...] = tuple((*(s for s in (0, 1, 3, 6, 10) if s < n), n) for n in COUNTS)
 
     @property
@@ -42,9 +43,6 @@ class Packs(Grouping):
 
     def most_rows(self, num_items, *, neighbours):
         return 4 * num_items
-
-    def digest(self, selection):
-        return f"{selection} packs"
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock.plan.grouping import PartGrouping, RowGrouping, WindowGrouping
-from penstock.plan.visits import Visits
-from penstock.plan.windows import WindowRule, WindowTable
+from penstock.plan.epoch import Visits
+from penstock.plan.grouping import PartGrouping, RowGrouping
+from penstock.plan.windows import WindowGrouping, WindowRule, WindowTable
 
 COUNTS = np.array([5, 0, 3, 1], np.int64)
 

@@ -15,8 +15,8 @@ from penstock.display import count_text, size_text
 from penstock.doctor.report import Finding
 from penstock.doctor.target_layout import LARGE, MANY, WORTH_IT, poorly_mixed
 from penstock.options import READ_COST
-from penstock.plan.advice import READ_FACTOR
 from penstock.plan.order import typical_rows
+from penstock.plan.plan import READ_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from penstock.plan import Cursor, EpochPlan, Order, Share
-from penstock.plan.advice import FEW_CHUNKS, READ_FACTOR, Sizes
-from penstock.plan.order import choose_lanes, typical_rows
-from penstock.plan.plan import make_plan
+from penstock.plan.order import typical_rows
+from penstock.plan.plan import FEW_CHUNKS, READ_FACTOR, Sizes, make_plan
+from penstock.plan.shuffled import choose_lanes
 from penstock.write.files import GROUP_ROWS
 from penstock.write.options import FILE_BYTES, ROW_GROUP_BYTES
 

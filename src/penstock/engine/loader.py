@@ -133,6 +133,8 @@ class Loader:
 
     def _advise(self) -> None:
         """Warn, once a run, of what the plan says could be better."""
+        if self._order.is_line and self.world == 1:
+            return  # one rank reads every chunk once, in order
         if self._total_rows and len(self._facts.counts) <= _ADVISE_CHUNKS:
             advice = self.plan.warnings
             if advice:

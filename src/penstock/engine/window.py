@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from penstock.plan.visits import Visits
+from penstock.plan.epoch import Visits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

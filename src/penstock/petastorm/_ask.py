@@ -29,7 +29,8 @@ from penstock.petastorm._dtypes import batch_dtypes
 from penstock.petastorm.cache import NullCache
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.ngram import NGram
-from penstock.plan.grouping import PartGrouping, RowGrouping, WindowGrouping
+from penstock.plan.grouping import PartGrouping, RowGrouping
+from penstock.plan.windows import WindowGrouping
 from penstock.schema import Unischema, UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
 

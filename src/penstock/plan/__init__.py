@@ -1,20 +1,16 @@
 """Plan a run: which rows, in what order, for whom; pure functions of counts, a seed and a place.
 
-Data flows down: `order` fixes permutations, `line` lays chunks end to end, `lanes` (with `blocks`) and `lines` deal
-items to ranks, `epoch` chooses between them, `state` stores a place, `length` counts steps, `plan` tells a person.
-NumPy only: no files, clocks or threads.
+`order` holds the values that fix a run; `grouping` says what items are; `epoch` is the interface of epoch plans, which
+`sequential` and `shuffled` implement; `state` stores a place; `plan` describes a run to a person; `draws` decides the
+turns of a mix. NumPy only: no files, clocks or threads.
 """
 
-from penstock.plan.advice import Sizes
-from penstock.plan.base import EpochPlan
-from penstock.plan.cursor import Cursor
-from penstock.plan.epoch import plan_epoch
-from penstock.plan.length import epochs_left, steps_left
-from penstock.plan.order import Kind, Lanes, Order, choose_lanes, permutation
-from penstock.plan.plan import Plan, make_plan
-from penstock.plan.share import Remainder, Share
+from penstock.plan.epoch import EpochPlan, Visits, plan_epoch
+from penstock.plan.order import Cursor, Kind, Order, Remainder, Share, epochs_left, steps_left
+from penstock.plan.permutations import permutation
+from penstock.plan.plan import Plan, Sizes, make_plan
+from penstock.plan.shuffled import Lanes, choose_lanes
 from penstock.plan.state import State, check, check_owner, check_predicate
-from penstock.plan.visits import Visits
 
 __all__ = [
     "Cursor",

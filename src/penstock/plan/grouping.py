@@ -1,8 +1,9 @@
-"""Define what an epoch plan deals out: rows, whole chunks or parts of them, windows over time.
+"""Define what an epoch plan deals out: the protocol `Grouping`, and rows, whole chunks or parts of them.
 
 A plan orders and deals *items*, which it knows by part and number only. A `Grouping` says how many items each part has
-and translates a plan's answers into chunks and rows for the engine. Adding a kind of item (packs of token sequences,
-batches of similar lengths) takes one subclass. Pure; memory is a few words for each part.
+and translates a plan's answers into chunks and rows for the engine; `windows` has the one for windows over time. Adding
+a kind of item (packs of token sequences, batches of similar lengths) takes one subclass. Pure; memory is a few words
+for each part.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.plan.visits import Visits, joined
+from penstock.plan.epoch import Visits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.plan.windows import WindowTable
 
 Run = tuple[int, int, int]
 """Consecutive rows of a chunk (or items of a part): its number, the first and one more than the last."""
@@ -72,16 +71,21 @@ class Grouping(ABC):
         """Return when each chunk is needed, given when each part is."""
         return visits
 
+    @property
     @abstractmethod
+    def name(self) -> str:
+        """What states call the items: part of `digest`, as is `table_digest`."""
+
+    def table_digest(self) -> str:
+        """Return a digest of what was computed from data to find the items; empty if nothing was."""
+        return ""
+
     def digest(self, selection: str) -> str:
         """Return the digest that states keep of the items, given that of the selected rows.
 
         A state resumes only where it is equal. Changing a digest breaks resumed runs.
         """
-
-
-def _digest(selection: str, name: str, table: str) -> str:
-    return hashlib.blake2b(f"{selection} {name} {table}".encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(f"{selection} {self.name} {self.table_digest()}".encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class RowGrouping(Grouping):
 
     counts: NDArray[np.int64]
     one_row = True
+    name = "rows"
 
     def locate(self, part: NDArray[np.int64], number: NDArray[np.int64]) -> ItemRows:
         """Return the rows as they are."""
@@ -109,51 +114,13 @@ class RowGrouping(Grouping):
 
 
 @dataclass(frozen=True)
-class WindowGrouping(Grouping):
-    """Every window over time is an item; it belongs to the chunk in which it starts."""
-
-    table: WindowTable
-
-    @cached_property
-    def counts(self) -> NDArray[np.int64]:  # type: ignore[override]
-        """Windows that start in each chunk."""
-        return self.table.counts
-
-    def locate(self, part: NDArray[np.int64], number: NDArray[np.int64]) -> ItemRows:
-        """Return the distinct rows of the windows, and which of them each window has."""
-        table = self.table
-        at, row = table.rows(part, number)
-        distinct, windows = np.unique(table.row_offsets[at] + row, return_inverse=True)
-        chunk: NDArray[np.int64] = np.searchsorted(table.row_offsets, distinct.reshape(-1), side="right") - 1
-        return ItemRows(chunk=chunk, row=distinct - table.row_offsets[chunk], windows=windows.reshape(at.shape))
-
-    def most_rows(self, num_items: int, *, neighbours: bool) -> int:
-        """Return the rows of the windows; neighbours share all but one."""
-        length = self.table.length
-        return num_items + length - 1 if neighbours else num_items * length
-
-    def visits(self, visits: Visits) -> Visits:
-        """Return the visits, with those of later chunks that windows reach into."""
-        far = self.table.last_chunks()[visits.chunk] - visits.chunk
-        more = [visits]
-        for step in range(1, int(far.max(initial=0)) + 1):
-            there = far >= step
-            more.append(Visits(visits.chunk[there] + step, visits.first[there], visits.last[there]))
-        return joined(more) if len(more) > 1 else visits
-
-    def digest(self, selection: str) -> str:
-        """Return a digest of rows and windows."""
-        return _digest(selection, "windows", self.table.digest())
-
-
-@dataclass(frozen=True)
 class PartGrouping(Grouping):
     """Chunks cut into parts, which are ordered and dealt instead of chunks. Build it with `cut`.
 
     An item is a whole part, or one of the rows (or windows) in it.
     """
 
-    units: RowGrouping | WindowGrouping
+    units: Grouping
     """What parts consist of."""
     chunk: NDArray[np.int64]
     """Chunk of each part."""
@@ -165,7 +132,7 @@ class PartGrouping(Grouping):
     """Whether a part is one item."""
 
     @classmethod
-    def cut(cls, units: RowGrouping | WindowGrouping, parts: int, *, whole: bool) -> PartGrouping:
+    def cut(cls, units: Grouping, parts: int, *, whole: bool) -> PartGrouping:
         """Cut each chunk into `parts` parts of equal size, those without units left out."""
         counts = units.counts
         chunk = np.repeat(np.arange(len(counts), dtype=np.int64), parts)
@@ -209,7 +176,11 @@ class PartGrouping(Grouping):
         """Return the visits of the chunks that parts lie in."""
         return self.units.visits(Visits(self.chunk[visits.chunk], visits.first, visits.last))
 
-    def digest(self, selection: str) -> str:
-        """Return a digest of rows, windows and the number of parts."""
-        table = self.units.table.digest() if isinstance(self.units, WindowGrouping) else ""
-        return _digest(selection, f"{'whole ' if self.whole else ''}{len(self.sizes)} parts", table)
+    @property
+    def name(self) -> str:
+        """Names the number of parts."""
+        return f"{'whole ' if self.whole else ''}{len(self.sizes)} parts"
+
+    def table_digest(self) -> str:
+        """Return the digest of the units."""
+        return self.units.table_digest()

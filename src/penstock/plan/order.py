@@ -1,19 +1,19 @@
-"""Fix the order of an epoch: which kind, how many lanes, and the pinned permutations that everything else stands on.
+"""Define the values that fix a run: the order of an epoch, one rank's share of it, and a place in it.
 
-Takes row counts, a seed and an epoch; returns small values and permutations for `line`, `lanes` and `lines` to lay out.
-Reads nothing and keeps nothing. Every function here is pure, and its results are pinned: a changed order would break
-runs that resume, so a better one gets a new name beside these.
+`Order`, `Share` and `Cursor` are small frozen values that say nothing of files or batches in flight; together with the
+items of each chunk they determine every batch. `sequential` and `shuffled` lay out the items. Changing an order would
+break runs that resume, so a better one gets a new name beside these.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, StateMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,24 +22,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["natural", "groups", "lanes"]
 
-CHUNKS, BLOCKS, AUGMENTATION, DRAWS = 0, 1, 2, 3
-"""What random words are for: the last word of the Philox counter, so that no two streams meet."""
-
-LADDER = (1, 2, 4, 8, 24, 48, 96, 192, 384, 768)
-"""Numbers of lanes tried by default; the upper ones divide by the worlds people have (2, 3, 4, 6, 8, 16, ... 256)."""
-
-MAX_BLOCK = 1 << 20
-"""Most rows of a block by default; also the largest dataset that is permuted whole."""
 
 MAX_LANES = 1 << 20
 """Most lanes that may be asked for: every rank keeps a few words for each of its lanes."""
-
-
-class Lanes(NamedTuple):
-    """How rows are spread over lanes."""
-
-    lanes: int
-    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,86 +84,6 @@ def as_counts(counts: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.in
     return array
 
 
-class Words:
-    """The random words of one (seed, epoch): a stream of its own for each (a, b, kind).
-
-    Raw words of `Philox(key=[seed, epoch], counter=[0, a, b, kind])`, because NumPy pins bit generators across versions
-    but not `Generator.permutation`. Not to be shared by threads.
-    """
-
-    def __init__(self, seed: int, epoch: int) -> None:
-        key, self._counter = np.array((seed, epoch), dtype=np.uint64), np.zeros(4, dtype=np.uint64)
-        self._generator = np.random.Philox(key=key)
-        self._state: Any = {
-            "bit_generator": "Philox",
-            "state": {"counter": self._counter, "key": key},
-            "buffer": np.zeros(4, dtype=np.uint64),
-            "buffer_pos": 4,  # empty: the next word is the counter's first
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-
-    def draw(self, n: int, *, a: int, b: int, kind: int) -> NDArray[np.uint64]:
-        """Return the first n words of a stream; 5 ns a word."""
-        self._counter[:] = 0, a, b, kind
-        self._generator.state = self._state  # 1 us, where a new generator takes 9: small blocks would feel that
-        return self._generator.random_raw(n)  # type: ignore[no-any-return, unused-ignore]
-
-
-def permutation(  # noqa: PLR0913 the words of the pinned key and counter, by name
-    n: int, *, seed: int, epoch: int, a: int, b: int, kind: int
-) -> NDArray[np.int64]:
-    """Return the pinned permutation of `range(n)`: the stable argsort of n random words.
-
-    The same for equal arguments on every machine and NumPy. About 15 ns an element with AVX-512 (bench/plan.py).
-    """
-    return stable_argsort(Words(seed, epoch).draw(n, a=a, b=b, kind=kind))
-
-
-def stable_argsort(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return `np.argsort(words, kind="stable")`, several times faster for words that spread over all 64 bits.
-
-    The index replaces the low bits of its word, so that one vectorised `np.sort` of plain numbers does the work (10 ns
-    against 113 ns an element at 2^20); places whose upper bits tie, about n^2 / 2^(65 - log2 n), are sorted again.
-    """
-    n = len(words)
-    if n < 2:
-        return np.zeros(n, dtype=np.int64)
-    low = np.uint64((1 << (n - 1).bit_length()) - 1)
-    keys = words & ~low
-    keys |= np.arange(n, dtype=np.uint64)
-    keys.sort()
-    ties = (keys[1:] ^ keys[:-1]) <= low
-    keys &= low
-    places = keys.view(np.int64)
-    if ties.any():
-        _settle(places, words, np.flatnonzero(np.append(ties, False) | np.append(False, ties)))
-    return places
-
-
-def _settle(places: NDArray[np.int64], words: NDArray[np.uint64], tied: NDArray[np.int64]) -> None:
-    """Sort the tied places by whole words, in place; groups stay where they are, as their upper bits differ."""
-    rows = places[tied]  # equal upper bits stand in index order, so a stable sort settles equal words too
-    places[tied] = rows[np.argsort(words[rows], kind="stable")]
-
-
-def stable_argsort_part(words: NDArray[np.uint64], first: int, last: int) -> NDArray[np.int64]:
-    """Return `stable_argsort(words)[first:last]` for uniform words, sorting hardly more than those: 2 ns a word.
-
-    Uniform words of those places lie within a narrow band; six standard deviations of slack leave one miss in 10^9,
-    which costs a full sort.
-    """
-    n = len(words)
-    slack = 8 + 3 * math.isqrt(n)
-    low = np.uint64(max(0, first - slack) * (1 << 64) // n)
-    high = np.uint64(min((last + slack) * (1 << 64) // n, (1 << 64) - 1))
-    before = int(np.count_nonzero(words < low))
-    band = np.flatnonzero((words >= low) & (words <= high))
-    if before <= first and last <= before + len(band):
-        return band[stable_argsort(words[band])[first - before : last - before]]
-    return stable_argsort(words)[first:last]
-
-
 def typical_rows(counts: NDArray[np.int64]) -> int:
     """Return s = ceil(sum n_i^2 / N): the rows of the chunk that a random row lies in; 0 without rows."""
     total = int(counts.sum())
@@ -189,31 +94,109 @@ def typical_rows(counts: NDArray[np.int64]) -> int:
     return -(-squares // total) if total else 0
 
 
-def choose_lanes(
-    counts: Sequence[int] | NDArray[np.integer[Any]], *, row_bytes: float, shuffle_bytes: int, lanes: int | None
-) -> Lanes:
-    """Return lanes and block for a fresh run, by the rule of the design.
+Remainder = Literal["drop", "pad", "uneven"]
 
-    A dataset that fits the window and 2^20 rows is one block, a true permutation. Otherwise as many lanes of the ladder
-    as leave four chunks to a lane and two chunks a lane to the window, and blocks that fill the window. `lanes` given
-    by the user is kept as it is. `row_bytes` is that of all columns, so that the order does not depend on those read.
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of one rank among `world`, and how it is cut into batches.
+
+    10 items, world 4:   drop 2 2 2 2    pad 3 3 3 3 (two of them padding)    uneven 3 3 2 2
     """
-    array = as_counts(counts)
-    array = array[array > 0]
-    total, typical = int(array.sum()), typical_rows(array)
-    window_rows = rows_in(shuffle_bytes, row_bytes)
-    if lanes is not None:
-        check_lanes(lanes)
-    elif total <= min(window_rows, MAX_BLOCK):
-        return Lanes(1, max(1, total))
-    else:
-        fitting = [n for n in LADDER if n <= len(array) // 4 and 2 * n * typical <= window_rows]
-        lanes = max(fitting, default=1)
-    return Lanes(lanes, max(1, typical, min(window_rows // lanes - typical, MAX_BLOCK)))
+
+    rank: int
+    """Which rank, from 0."""
+    world: int
+    """Number of ranks W."""
+    batch_size: int
+    """Items of a batch of one rank."""
+    remainder: Remainder
+    """What becomes of the items that do not divide by `world`; the same on every rank."""
+    drop_last: bool
+    """Whether a rank's last batch is left out when it is not full."""
+
+    def __post_init__(self) -> None:
+        if self.world < 1 or not 0 <= self.rank < self.world:
+            raise PlanError(f"rank must be in [0, world); got rank {self.rank} of world {self.world}")
+        if self.batch_size < 1:
+            raise PlanError(f"batch_size must be at least 1; got {self.batch_size}")
+        if self.remainder not in get_args(Remainder):
+            raise PlanError(f"remainder must be 'drop', 'pad' or 'uneven'; got {self.remainder!r}")
+
+    def dealt(self, num_left: int, rank: int) -> int:
+        """Return the items dealt to `rank` when `num_left` items are left in the epoch, padding included."""
+        even, rest = divmod(num_left, self.world)
+        if self.remainder == "drop":
+            return even
+        return even + (rest > 0 if self.remainder == "pad" else rank < rest)
+
+    def kept(self, num_left: int, rank: int) -> int:
+        """Return the items that `rank` delivers: those dealt, without the tail that `drop_last` leaves out."""
+        dealt = self.dealt(num_left, rank)
+        return dealt - dealt % self.batch_size if self.drop_last else dealt
+
+    def steps(self, num_left: int, rank: int) -> int:
+        """Return the batches that `rank` delivers."""
+        return -(-self.kept(num_left, rank) // self.batch_size)
 
 
-def rows_in(shuffle_bytes: int, row_bytes: float) -> int:
-    """Return w, how many rows of `row_bytes` the window holds; rows narrower than a byte count as one byte."""
-    if shuffle_bytes < 1:
-        raise PlanError(f"shuffle_bytes must be at least 1; got {shuffle_bytes}")
-    return int(shuffle_bytes // max(row_bytes, 1.0))
+Left = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place between two batches of a run; exactly one of `position` and `left` is given."""
+
+    epoch: int
+    """Which epoch, from 0."""
+    position: int | None = None
+    """Lanes: how many items of the epoch's global order are out."""
+    left: Left | None = None
+    """Lines: the intervals of the epoch's line that are not out, rising and disjoint."""
+    owner: tuple[int, int] | None = None
+    """Rank and world, where only this rank is here; None: all ranks are, and any number of them can go on.
+
+    Ranks part where they have unequal numbers of batches in an epoch and each goes on with the next one.
+    """
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epoch < 1 << 64:
+            raise PlanError(f"epoch must be in [0, 2**64); got {self.epoch}")
+        if (self.position is None) == (self.left is None):
+            raise PlanError(f"a cursor has either a position or intervals that are left; got {self}")
+
+    @classmethod
+    def start(cls, epoch: int, order: Order, total_rows: int, owner: tuple[int, int] | None = None) -> Cursor:
+        """Return the cursor at the beginning of `epoch`."""
+        if order.is_line:
+            return cls(epoch, left=((0, total_rows),) if total_rows else (), owner=owner)
+        return cls(epoch, position=0, owner=owner)
+
+    def num_left(self, total_rows: int) -> int:
+        """Return how many items of the epoch are left."""
+        if self.left is not None:
+            return sum(last - first for first, last in self.left)
+        return total_rows - (self.position or 0)
+
+    def check(self, order: Order, total_rows: int) -> None:
+        """Raise StateMismatch unless this is a place in an epoch of `total_rows` under `order`."""
+        if order.is_line != (self.left is not None):
+            raise StateMismatch(f"order {order.name!r} does not go with the cursor {self}")
+        bounds = [b for pair in self.left or () for b in pair] if self.left is not None else [self.position or 0]
+        rising = all(a <= b for a, b in pairwise(bounds)) and all(a < b for a, b in self.left or ())
+        if bounds and (bounds[0] < 0 or bounds[-1] > total_rows or not rising):
+            place = f"position {self.position}" if self.left is None else f"left {list(self.left)}"
+            raise StateMismatch(f"{place} is not within an epoch of {total_rows:,} rows; the state is damaged")
+
+
+def epochs_left(cursor: Cursor, epochs: int) -> int:
+    """Return how many epochs of the pass are left, the one of the cursor included; at least 1."""
+    if epochs < 1:
+        raise PlanError(f"epochs must be at least 1, or None for ever; got {epochs}")
+    return epochs - cursor.epoch % epochs
+
+
+def steps_left(total_rows: int, *, cursor: Cursor, share: Share, epochs: int) -> int:
+    """Return the batches that `share.rank` has left in the pass that `cursor` lies in; exact."""
+    now = share.steps(cursor.num_left(total_rows), share.rank)
+    return now + (epochs_left(cursor, epochs) - 1) * share.steps(total_rows, share.rank)

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from penstock.errors import PlanError, StateMismatch
-from penstock.plan.cursor import Cursor
-from penstock.plan.order import Kind, Order
+from penstock.plan.order import Cursor, Kind, Order
 
 if TYPE_CHECKING:
-    from penstock.plan.share import Share
+    from penstock.plan.order import Share
 
 VERSION = 1
 

@@ -1,20 +1,23 @@
 """Find the windows over time (n-grams): which rows start a stretch of `length` rows without a gap.
 
-Takes timestamps in stored order. `window_starts` gives the rows at which windows of one stretch start; `WindowTable`
-holds the windows of a whole dataset, which are then the items that are ordered and dealt. Reads nothing, and does not
-know what else the rows hold; `gaps` compares the timestamps.
+Takes timestamps in stored order. `window_starts` returns the rows at which windows of one stretch start; `WindowTable`
+holds the windows of a whole dataset, and `WindowGrouping` makes them the items that are ordered and dealt. Reads
+nothing and does not know what else the rows hold; `timestamp_gaps` compares the timestamps.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from penstock.errors import NotSorted, PlanError
-from penstock.plan.gaps import check_threshold, compare
+from penstock.plan.epoch import Visits, joined
+from penstock.plan.grouping import Grouping, ItemRows
+from penstock.plan.timestamp_gaps import check_threshold, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -171,6 +174,45 @@ class WindowTable:
     def _chunk_of(self, line_rows: NDArray[np.int64]) -> NDArray[np.int64]:
         # Of several chunks that begin at one row all but the last are empty.
         return np.searchsorted(self.row_offsets, line_rows, side="right") - 1
+
+
+@dataclass(frozen=True)
+class WindowGrouping(Grouping):
+    """Every window over time is an item; it belongs to the chunk in which it starts."""
+
+    table: WindowTable
+    name = "windows"
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:  # type: ignore[override]
+        """Windows that start in each chunk."""
+        return self.table.counts
+
+    def locate(self, part: NDArray[np.int64], number: NDArray[np.int64]) -> ItemRows:
+        """Return the distinct rows of the windows, and which of them each window has."""
+        table = self.table
+        at, row = table.rows(part, number)
+        distinct, windows = np.unique(table.row_offsets[at] + row, return_inverse=True)
+        chunk: NDArray[np.int64] = np.searchsorted(table.row_offsets, distinct.reshape(-1), side="right") - 1
+        return ItemRows(chunk=chunk, row=distinct - table.row_offsets[chunk], windows=windows.reshape(at.shape))
+
+    def most_rows(self, num_items: int, *, neighbours: bool) -> int:
+        """Return the rows of the windows; neighbours share all but one."""
+        length = self.table.length
+        return num_items + length - 1 if neighbours else num_items * length
+
+    def visits(self, visits: Visits) -> Visits:
+        """Return the visits, with those of later chunks that windows reach into."""
+        far = self.table.last_chunks()[visits.chunk] - visits.chunk
+        more = [visits]
+        for step in range(1, int(far.max(initial=0)) + 1):
+            there = far >= step
+            more.append(Visits(visits.chunk[there] + step, visits.first[there], visits.last[there]))
+        return joined(more) if len(more) > 1 else visits
+
+    def table_digest(self) -> str:
+        """Return the digest of the windows."""
+        return self.table.digest()
 
 
 def _rank(

@@ -1,7 +1,7 @@
 """Count what all ranks together will read, and how well a batch is mixed, before anything is read.
 
-Feeds `plan`, which tells a person; works on stays of chunks as `lanes` and `lines` do, for all ranks at once and
-without building their plans. Rows stand for bytes here: a chunk weighs its selected rows.
+Used by `plan`. Computes the visits of chunks for all ranks at once, without building their plans. Rows stand for bytes
+here: a chunk weighs its selected rows.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.plan.grid import Grid
-from penstock.plan.line import Line, cut, lay
-from penstock.plan.lines import LinePlan, changes, part_offsets
-from penstock.plan.visits import in_order
+from penstock.plan.epoch import in_order
+from penstock.plan.sequential import Line, LinePlan, changes, cut, lay, part_offsets
+from penstock.plan.shuffled import Grid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.plan.cursor import Cursor
-    from penstock.plan.lanes import LanePlan
-    from penstock.plan.order import Order
-    from penstock.plan.share import Share
+    from penstock.plan.order import Cursor, Order, Share
+    from penstock.plan.shuffled import LanePlan
 
 EXACT_STAYS = 1 << 22
 """Above so many stays over all ranks, those of one chunk that overlap on a rank are counted as two reads."""

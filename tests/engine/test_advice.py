@@ -201,10 +201,10 @@ def test_a_state_that_needs_more_memory_is_refused_and_changes_nothing(ds):
         assert sorted(ids(loader)) == list(range(1000))
 
 
-def test_rank_and_world_come_from_the_launcher_and_are_said_once(ds, monkeypatch, caplog):
+def test_rank_and_world_come_from_the_launcher_and_are_logged_once(ds, monkeypatch, caplog):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setattr(host, "_said", set())
+    monkeypatch.setattr(host, "_announced", {})
     with caplog.at_level(logging.INFO, logger="penstock"):
         for _ in range(2):
             with ds.loader(batch_size=8) as loader:
@@ -216,7 +216,7 @@ def test_rank_and_world_come_from_the_launcher_and_are_said_once(ds, monkeypatch
     with ds.loader(batch_size=8, rank=0, world=1) as loader:
         assert (loader.rank, loader.world) == (0, 1)
     monkeypatch.setenv("RANK", "4")
-    with pytest.raises(PlanError, match="hold '4' and '4', not a rank below a world"):
+    with pytest.raises(PlanError, match="are '4' and '4', which is not a rank below a world"):
         ds.loader(batch_size=8)
 
 

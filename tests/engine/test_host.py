@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
 
 import penstock
 from penstock.engine import host
-from penstock.errors import PlanError
+from penstock.errors import PenstockWarning, PlanError
 from penstock.options import MEMORY_BYTES
 from penstock.testing import make_parquet
 
@@ -31,7 +32,7 @@ def bare(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for module in ("torch", "jax"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setattr(host, "_said", set())
+    monkeypatch.setattr(host, "_announced", {})
     monkeypatch.setattr(host, "_read", lambda name: None)
 
 
@@ -88,7 +89,7 @@ def test_a_batch_script_of_slurm_is_not_a_step(environment):
 @pytest.mark.parametrize(("rank", "world"), [("8", "8"), ("-1", "8"), ("two", "8"), ("0", "0"), ("", "8")])
 def test_an_environment_that_makes_no_sense_is_refused(environment, rank, world):
     environment({"RANK": rank, "WORLD_SIZE": world})
-    with pytest.raises(PlanError, match=r"RANK and WORLD_SIZE hold .* pass rank= and world="):
+    with pytest.raises(PlanError, match=r"RANK and WORLD_SIZE are .* pass rank= and world="):
         host.rank_and_world(None, None)
 
 
@@ -125,7 +126,7 @@ def test_rank_and_world_belong_together(tmp_path):
     assert ds.loader(batch_size=1, world=1).world == 1
 
 
-def test_where_the_rank_comes_from_is_said_once(environment, caplog):
+def test_where_the_rank_comes_from_is_logged_once(environment, caplog):
     environment(LAUNCHERS["horovod"])
     with caplog.at_level(logging.INFO, logger=host.__name__):
         host.rank_and_world(None, None)
@@ -133,6 +134,45 @@ def test_where_the_rank_comes_from_is_said_once(environment, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "rank 2 of 8, from the environment variables HOROVOD_RANK and HOROVOD_SIZE; pass rank= and world= to override"
     ]
+
+
+def test_rank_0_warns_once_that_it_reads_a_part(environment, monkeypatch, tmp_path):
+    environment({"RANK": "0", "WORLD_SIZE": "8"})
+    ds = penstock.open(make_parquet(tmp_path / "data", [[5] * 8]))
+    with pytest.warns(PenstockWarning, match="each rank reads 1/8 of the rows: according to .* RANK and") as caught:
+        ds.loader(batch_size=1).close()
+    assert [warning.filename for warning in caught] == [__file__]
+    assert "rank=0, world=1" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PenstockWarning)
+        ds.loader(batch_size=1).close()
+        environment({"PMI_RANK": "0", "PMI_SIZE": "8"})  # found elsewhere now: still once a process
+        monkeypatch.delenv("RANK")
+        ds.loader(batch_size=1).close()
+
+
+@pytest.mark.parametrize("given", [{"rank": 0, "world": 1}, {"rank": 0, "world": 8}, {"world": 1}])
+def test_rank_and_world_as_arguments_silence_the_warning(environment, tmp_path, given):
+    environment({"RANK": "0", "WORLD_SIZE": "8"})
+    ds = penstock.open(make_parquet(tmp_path / "data", [[5] * 8]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PenstockWarning)
+        with ds.loader(batch_size=1, **given) as loader:
+            assert (loader.rank, loader.world) == (0, given["world"])
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "1", "WORLD_SIZE": "8"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_other_ranks_and_a_world_of_one_do_not_warn(environment, tmp_path, variables):
+    environment(variables)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PenstockWarning)
+        penstock.open(make_parquet(tmp_path / "data", [[5] * 8])).loader(batch_size=1).close()
+
+
+def test_rank_and_world_can_be_looked_up(environment):
+    assert host.find_rank() is None
+    environment(LAUNCHERS["slurm"])
+    assert host.find_rank() == (2, 8, "the environment variables SLURM_PROCID and SLURM_STEP_NUM_TASKS")
 
 
 def test_a_loader_takes_the_launchers_rank(environment, tmp_path):

@@ -361,8 +361,8 @@ def job(tmp_path):
     dist.destroy_process_group()
 
 
-def test_rank_and_world_come_from_torch_distributed_and_are_said_once(data, job, caplog, monkeypatch):
-    monkeypatch.setattr(penstock.engine.host, "_said", set())
+def test_rank_and_world_come_from_torch_distributed_and_are_logged_once(data, job, caplog, monkeypatch):
+    monkeypatch.setattr(penstock.engine.host, "_announced", {})
     with caplog.at_level(logging.INFO, "penstock"):
         for _ in range(2):
             loader(data, batch_size=1).close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
+from penstock.engine.host import FoundRank, announce
 from penstock.errors import PlanError
 from penstock.jax._masks import VALID
 
@@ -102,7 +103,7 @@ class Layout:
         return self.part is not None and self.part.count > 1
 
     def rank_and_world(self, rank: int | None, world: int | None) -> tuple[int | None, int | None]:
-        """Return what the user gave, else what this process is in JAX; None, None: the engine shall look elsewhere."""
+        """Return the arguments, else the place of this process in JAX; None, None for the engine to look elsewhere."""
         count = 1 if self.part is None else self.part.count
         if world is not None or rank is not None:
             if count not in (1, world):
@@ -112,9 +113,11 @@ class Layout:
             return rank, world
         if jax.process_count() == 1:
             return None, None
-        found = (jax.process_index(), jax.process_count()) if self.part is None else (self.part.index, count)
-        logger.info("rank %d of %d, from %s", *found, "JAX's process index" if self.part is None else "the sharding")
-        return found
+        if self.part is not None:
+            logger.info("rank %d of %d, from the sharding", self.part.index, count)
+            return self.part.index, count
+        announce(FoundRank(jax.process_index(), jax.process_count(), "JAX's process index"))
+        return jax.process_index(), jax.process_count()
 
     def check_batches(self, host: HostLoader, batch_size: int) -> None:
         """Refuse batches that the devices cannot share, the last one of an epoch included."""

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.host import _from_environment, _from_torch
+from penstock.engine.host import find_rank
 from penstock.errors import PenstockWarning, PlanError, close_names
 from penstock.petastorm import _ask
 from penstock.petastorm.reader import make_batch_reader
@@ -82,8 +82,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 def check_shards(options: Mapping[str, Any], stacklevel: int) -> None:
     """Warn where the shard that is asked for is not that of this process in a job of many, as far as one can see."""
     try:
-        found = _from_torch() or _from_environment()
-    except PlanError:  # variables that make no sense: not for us to say
+        found = find_rank()
+    except PlanError:  # variables without a meaning: the reader does not use them
         return
     if found is None or found[1] == 1:
         return

@@ -11,12 +11,8 @@ import pytest
 from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
 from penstock.errors import ColumnNotFound, SchemaError
 from penstock.schema import Unischema, UnischemaField, unischema
-from penstock.schema.unischema import (
-    dict_to_spark_row,
-    encode_row,
-    insert_explicit_nulls,
-    match_unischema_fields,
-)
+from penstock.schema.encode import dict_to_spark_row, encode_row, insert_explicit_nulls
+from penstock.schema.unischema import match_unischema_fields
 
 SCHEMA = Unischema(
     "Frames",

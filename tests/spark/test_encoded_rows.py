@@ -12,7 +12,7 @@ from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
 from penstock.errors import ColumnNotFound, SchemaError
 from penstock.schema.arrow import arrow_schema
-from penstock.schema.unischema import encode_row
+from penstock.schema.encode import encode_row
 from penstock.spark import rows as under_test
 from penstock.spark.rows import encoded_rows
 from penstock.write.layout import plan_layout

@@ -1,28 +1,26 @@
-"""`Unischema` and `UnischemaField`: what the columns of a dataset hold, and rows of them.
+"""`Unischema` and `UnischemaField`: name, dtype, shape, codec and nullability of every column of a dataset.
 
-The schema of both faces: it comes from the user or from stored metadata (`schema/stored.py`), and tells readers and
-writers dtype, shape, codec and nullability of each column. It reads no file. Arrow's side is in `schema/arrow.py`.
+Comes from the user, from stored metadata (`stored`) or from an Arrow schema (`arrow`); readers and writers follow it.
+Reads no file; `encode` turns rows into cells, and `rows` makes their named tuples.
 """
 
 from __future__ import annotations
 
-import datetime
 import re
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from decimal import Decimal
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.codecs import DataframeColumnCodec, ScalarCodec
-from penstock.codecs.base import storage_type
-from penstock.codecs.scalar import spark_type_of
-from penstock.errors import CodecError, ColumnNotFound, SchemaError, UnsupportedType, close_names
+from penstock.errors import ColumnNotFound, SchemaError, close_names
+from penstock.schema.rows import row_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
+    from penstock.codecs import DataframeColumnCodec
 
 _UNISCHEMA_FIELD_ORDER = "preserve_input_order"  # Petastorm's switch; "alphabetical" sorts, as its old versions did
 
@@ -89,7 +87,7 @@ class UnischemaField(_FieldTuple):
         return hash(self._facts())
 
     def __repr__(self) -> str:
-        dtype = _dtype_text(self.numpy_dtype) if self.unit is None else repr(self.asked_dtype.name)
+        dtype = dtype_text(self.numpy_dtype) if self.unit is None else repr(self.asked_dtype.name)
         parts = [repr(self.name), dtype, repr(self.shape)]
         parts += [] if self.codec is None else [str(self.codec)]
         return f"UnischemaField({', '.join(parts)}{', nullable=True' if self.nullable else ''})"
@@ -170,15 +168,17 @@ class Unischema:
 
     def make_namedtuple(self, **kargs: Any) -> Any:
         """Return one row as a named tuple of this schema's fields; TypeError where names are missing or too many."""
-        return _row_type(self._name, tuple(self._fields))(**kargs)
+        return row_type(self._name, tuple(self._fields))(**kargs)
 
     def make_namedtuple_tf(self, *args: Any, **kargs: Any) -> Any:
         """Return one row as a named tuple, by position or by name."""
-        return _row_type(self._name, tuple(self._fields))(*args, **kargs)
+        return row_type(self._name, tuple(self._fields))(*args, **kargs)
 
     def as_spark_schema(self) -> Any:
         """Return the Spark `StructType` that rows of this schema are written with (needs pyspark)."""
-        kinds = [(f.name, _spark_type(f), f.nullable) for f in self._fields.values()]
+        from penstock.schema.encode import spark_type
+
+        kinds = [(f.name, spark_type(f), f.nullable) for f in self._fields.values()]
         try:
             from pyspark.sql.types import StructField, StructType
         except ImportError:
@@ -233,83 +233,6 @@ def match_unischema_fields(schema: Unischema, field_regex: Iterable[str] | None)
     return full
 
 
-def insert_explicit_nulls(unischema: Unischema, row_dict: dict[str, Any]) -> None:
-    """Add None for every nullable field that the row lacks, in place; SchemaError where a field may not be null."""
-    for name, field in unischema.fields.items():
-        if name not in row_dict:
-            if not field.nullable:
-                raise SchemaError(f"field {name!r} is not nullable and missing in the row")
-            row_dict[name] = None
-
-
-def encode_row(schema: Unischema, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as storable cells, in schema order; the given row is not changed.
-
-    Missing nullable fields become None. SchemaError for names the schema lacks, for missing fields and for None where a
-    field may not be null; what a codec raises comes through.
-    """
-    full = dict(row)
-    insert_explicit_nulls(schema, full)
-    if extra := full.keys() - schema.fields.keys():
-        first = sorted(extra)[0]
-        raise SchemaError(
-            f"the row has fields that the schema lacks: {sorted(extra)}; {close_names(first, schema.fields)}"
-        )
-    return {name: _encode(field, full[name]) for name, field in schema.fields.items()}
-
-
-def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
-    """Return a row as a `pyspark.Row` of encoded cells in schema order (needs pyspark); see `encode_row`."""
-    if not isinstance(unischema, Unischema):
-        raise AssertionError(  # noqa: TRY004 - what Petastorm raises
-            f"the first argument must be a Unischema, got {type(unischema).__name__}"
-        )
-    cells = encode_row(unischema, row_dict)
-    try:
-        from pyspark import Row
-    except ImportError:
-        raise ImportError("a Spark row needs PySpark: pip install 'penstock[spark]'") from None
-    fields = unischema.fields
-    return Row(*cells)(*[_spark_cell(fields[name], cell) for name, cell in cells.items()])
-
-
-def _spark_cell(field: UnischemaField, cell: Any) -> Any:
-    """Return a cell as Spark takes it: bytes it may change, and Python's dates, with a zone where they are instants."""
-    if isinstance(cell, bytes):
-        return bytearray(cell)
-    if not isinstance(cell, np.datetime64):
-        return cell
-    if np.isnat(cell):
-        raise SchemaError(f"field {field.name!r}: Spark has no NaT; give None in a nullable field")
-    stored = ScalarCodec().storage_type(field) if field.codec is None else storage_type(field.codec, field)
-    when = cell.astype("M8[D]" if str(stored).startswith("date") else "M8[us]").item()
-    # Spark takes a time without a zone for this machine's.
-    return when.replace(tzinfo=datetime.UTC) if getattr(stored, "tz", None) else when
-
-
-def _encode(field: UnischemaField, value: Any) -> Any:
-    if value is None:
-        if not field.nullable:
-            raise SchemaError(f"field {field.name!r} is not nullable, got None")
-        return None
-    if field.codec is not None:
-        return field.codec.encode(field, value)
-    keep = not isinstance(value, np.generic) or isinstance(value, np.datetime64 | np.timedelta64)
-    cell = value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
-    if type(cell) is int and not field.shape and not _holds(field.numpy_dtype, cell):
-        kind = _dtype_text(field.numpy_dtype)
-        raise SchemaError(f"field {field.name!r}: {cell} is no {kind}; give the field a wider dtype")
-    return cell
-
-
-def _holds(kind: Any, number: int) -> bool:
-    """Tell whether a dtype, where it is one of whole numbers, has this one."""
-    if not (isinstance(kind, type) and issubclass(kind, np.integer)):
-        return True
-    limits = np.iinfo(kind)
-    return bool(limits.min <= number <= limits.max)
-
-
 def _shape(name: str, shape: Any) -> tuple[int | None, ...]:
     if not isinstance(shape, tuple | list):
         raise SchemaError(f"field {name!r} needs a tuple as its shape, () for a scalar; got {shape!r}")
@@ -318,32 +241,8 @@ def _shape(name: str, shape: Any) -> tuple[int | None, ...]:
     return tuple(None if n is None else int(n) for n in shape)
 
 
-def _dtype_text(numpy_dtype: Any) -> str:
+def dtype_text(numpy_dtype: Any) -> str:
+    """Return a field's dtype as source code would name it."""
     if numpy_dtype is None or numpy_dtype is Decimal:
         return "None" if numpy_dtype is None else "Decimal"
     return "np.bool_" if numpy_dtype is np.bool_ else f"np.{numpy_dtype.__name__}"  # NumPy 2 calls it bool
-
-
-@lru_cache(maxsize=1024)
-def _row_type(schema_name: str, names: tuple[str, ...]) -> Any:
-    """Return the row class, the same for equal schemas so that rows of both compare and pickle alike."""
-    return namedtuple(f"{schema_name}_view", names)
-
-
-def _spark_type(field: UnischemaField) -> Any:
-    codec = field.codec
-    if codec is not None and not (isinstance(codec, ScalarCodec) and not codec.config()):
-        return codec.spark_dtype()
-    if field.shape:
-        what = "has codec set to None" if codec is None else f"has {codec}, so that its shape must be an empty tuple"
-        raise SchemaError(
-            f"field {field.name!r} {what}, and shape {field.shape}; give it a codec of arrays, such as NdarrayCodec()"
-        )
-    if field.numpy_dtype is np.bytes_:
-        return spark_type_of(np.dtype(np.str_)).to_pyspark()  # as Petastorm has it
-    try:
-        return spark_type_of(ScalarCodec().storage_type(field)).to_pyspark()
-    except (CodecError, UnsupportedType) as exc:
-        raise SchemaError(
-            f"Was not able to map type {_dtype_text(field.numpy_dtype)} of field {field.name!r} to a Spark type: {exc}"
-        ) from exc

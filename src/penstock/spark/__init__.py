@@ -5,7 +5,7 @@ around Spark's own writer. PySpark is imported only when a function is called th
 on this package.
 """
 
-from penstock.schema.unischema import dict_to_spark_row, insert_explicit_nulls
+from penstock.schema.encode import dict_to_spark_row, insert_explicit_nulls
 from penstock.spark.copy import copy_dataset
 from penstock.spark.materialize import materialize_dataset
 from penstock.spark.rdd import dataset_as_rdd

@@ -67,10 +67,8 @@ class ArrowFilter(PredicateBase):
         """
         if not len(self.columns):  # a constant: Arrow forgets the number of rows of a table without columns
             table = pa.table({"": pa.nulls(num_rows)})
-        column = evaluate_expression(self.expression, table)
-        if pa.types.is_null(column.type):
-            return np.zeros(num_rows, np.bool_)
-        return np.concatenate([_unpacked(part) for part in column.chunks] or [np.zeros(0, np.bool_)])
+        column = evaluate_expression(self.expression, table).cast(pa.bool_())
+        return np.asarray(column.fill_null(False).to_numpy(), np.bool_)
 
     def __repr__(self) -> str:
         return str(self.expression)
@@ -148,16 +146,6 @@ def evaluate_expression(expression: Expression, table: pa.Table) -> pa.ChunkedAr
     rows = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
     keep = acero.Declaration("project", acero.ProjectNodeOptions([expression], ["keep"]))
     return acero.Declaration.from_sequence([rows, keep]).to_table(use_threads=False).column(0)
-
-
-def _unpacked(array: pa.BooleanArray) -> NDArray[np.bool_]:
-    """Unpack a boolean array from its buffers, null as False."""
-    keep = np.ones(len(array), np.bool_)
-    for buffer in array.buffers():
-        if buffer is not None:
-            bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
-            keep &= bits[array.offset : array.offset + len(array)].view(np.bool_)
-    return keep
 
 
 def delivered_schema(schema: pa.Schema, fields: Mapping[str, UnischemaField]) -> pa.Schema:

@@ -261,19 +261,12 @@ def elements(value: Any, predicate: PredicateBase | None) -> list[Any]:
         return []
     if isinstance(value, str | bytes):
         return [value]
-    if isinstance(value, np.ma.MaskedArray):
-        return _masked_elements(value)
     if isinstance(value, np.ndarray) and value.ndim:
-        return list(value.ravel())
+        return [None if element is np.ma.masked else element for element in value.ravel()]
     if not hasattr(value, "__iter__") or isinstance(value, np.ndarray | np.generic):
         raise SchemaError(f"{predicate!r} needs a field of lists or arrays, its rows hold single values "
                           f"({type(value).__name__}); use in_set")  # fmt: skip
     return [element for part in value for element in _flat(part)]
-
-
-def _masked_elements(value: np.ma.MaskedArray[Any, Any]) -> list[Any]:
-    pairs = zip(value.data.ravel(), np.ma.getmaskarray(value).ravel(), strict=True)
-    return [None if hidden else element for element, hidden in pairs]
 
 
 def _flat(value: Any) -> list[Any]:

@@ -38,7 +38,7 @@ from penstock.dataset.predicates import (
     is_predicate,
     single,
 )
-from penstock.dataset.row_views import BatchRows
+from penstock.dataset.row_views import BatchRows, ChunkRows
 from penstock.dataset.value_keys import key_of
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 from penstock.halt import is_halted
@@ -178,7 +178,7 @@ def _by_lambda(predicate: in_lambda, view: RowView, batched: bool) -> Mask:
 def _by_set(predicate: in_set, view: RowView, batched: bool) -> Mask:  # noqa: ARG001
     [name] = predicate.get_fields()
     keys = predicate._inclusion_values
-    text = view.text(name)
+    text = view.text(name) if isinstance(view, ChunkRows) else None
     # Arrow hashes the set in every call, while Python's set is made once: Arrow is faster unless the set is larger.
     if text is not None and len(keys.keys) <= len(text):
         return _text_in(keys, text)

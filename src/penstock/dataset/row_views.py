@@ -6,7 +6,7 @@ chunk, each column once, and decodes only its own rows; `BatchRows` has decoded 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,31 +28,6 @@ if TYPE_CHECKING:
     from penstock.source import Source
 
 
-class RowView(Protocol):
-    """Some rows, with columns by name."""
-
-    num_rows: int
-
-    @property
-    def place(self) -> str:
-        """Where the rows lie, for messages; empty if that is not known."""
-
-    def column(self, name: str) -> Column:
-        """Return a column as a batch has it: decoded."""
-
-    def text(self, name: str) -> pa.Array | None:
-        """Return a column of text as Arrow; None if its values are of another type, or decoded already."""
-
-    def table(self, columns: pa.Schema) -> pa.Table:
-        """Return columns as Arrow, of these types."""
-
-    def narrowed(self, rows: NDArray[np.int64]) -> RowView:
-        """Return a view of some rows of this one."""
-
-    def load(self, names: Iterable[str]) -> None:
-        """Read these columns now, with one read."""
-
-
 class BatchRows:
     """Rows of a batch in memory; `rows` None: all of them."""
 
@@ -71,9 +46,6 @@ class BatchRows:
         if self._rows is None:
             return found
         return [found[row] for row in self._rows.tolist()] if isinstance(found, list) else found[self._rows]
-
-    def text(self, name: str) -> None:
-        """Return None: a batch is decoded."""
 
     def table(self, columns: pa.Schema) -> pa.Table:
         """Return columns as Arrow; SchemaError if the values of the batch do not have these types."""
@@ -167,3 +139,7 @@ class ChunkRows:
             f"{reason_of(error, name)}; write the file again, or leave such rows out by another filter first",
             path=place.path, row_group=place.part, row=row, column=name,
         )  # fmt: skip
+
+
+RowView: TypeAlias = BatchRows | ChunkRows
+"""Some rows, with columns by name: in memory, or in a chunk that is read when needed."""

@@ -55,7 +55,7 @@ def select_rows(source: Source, row_filter: RowFilter, before: Selection, *, wor
     task = _ChunkTask(source, row_filter, before, _block_rows(source, row_filter))
     pool = ThreadPoolExecutor(max(1, workers))
     try:
-        with progress(len(undecided), "filter", unit="row groups") as bar:
+        with progress(len(undecided), "filter", unit=f"{source.facts.part_noun}s") as bar:
             for chunk, (count, bitmap) in zip(undecided, pool.map(task.run, undecided), strict=True):
                 counts[chunk] = count
                 if bitmap is not None:

@@ -27,7 +27,7 @@ from penstock.dataset.row_views import ChunkRows
 from penstock.dataset.value_keys import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
     from numpy.typing import NDArray
 
@@ -101,72 +101,73 @@ class _Judge:
             keep[place] = answers[values]
         return Verdict(keep, ~keep)
 
+    def _bounds(self, name: str, chunks: list[int]) -> Iterator[tuple[int, int, pa.Scalar, pa.Scalar]]:
+        """Yield chunk, number of nulls (-1: unknown), least and greatest value (null: unknown) of a column."""
+        stored = self.source.statistics(name, chunks=np.array(chunks, np.int64))
+        if stored is not None and stored.low is not None and stored.high is not None:
+            for chunk in chunks:
+                yield chunk, int(stored.nulls[chunk]), stored.low[chunk], stored.high[chunk]
+
     def _by_bounds(self, predicate: in_set) -> Verdict:
         """Compare the values of a set with the bounds of a column."""
         [name] = predicate.get_fields()
-        stored = self.source.facts.arrow_schema.field(name)
-        keys, found = predicate._inclusion_values, self._unknown()
-        if not _has_order(stored.type) or not _as_stored(self.source.facts.unischema.fields[name], stored.type):
+        facts, keys, found = self.source.facts, predicate._inclusion_values, self._unknown()
+        kind = facts.arrow_schema.field(name).type
+        if not _has_order(kind) or not _as_stored(facts.unischema.fields[name], kind):
             return found
-        known = self.source.statistics(name, chunks=self.chunks)
-        if known is None or known.low is None or known.high is None:
-            return found
-        for place, chunk in enumerate(self.chunks.tolist()):
-            nulls, bounds = int(known.nulls[chunk]), (known.low[chunk], known.high[chunk])
-            if nulls == self.source.facts.chunk_rows[chunk]:
+        for place, (chunk, nulls, *bounds) in enumerate(self._bounds(name, self.chunks.tolist())):
+            if nulls == facts.chunk_rows[chunk]:
                 found.may_pass[place], found.may_fail[place] = keys.has_null, not keys.has_null
             elif bounds[0].is_valid:
-                low, high = (_key(bound, stored.type) for bound in bounds)
+                low, high = (_key(bound, kind) for bound in bounds)
                 found.may_pass[place] = keys.any_between(low, high) or (keys.has_null and nulls != 0)
                 # Writers leave NaN out of the bounds, so floats between equal bounds need not be equal.
-                equal = low == high and low in keys.keys and not pa.types.is_floating(stored.type)
+                equal = low == high and low in keys.keys and not pa.types.is_floating(kind)
                 found.may_fail[place] = not (equal and (nulls == 0 or keys.has_null))
         return found
 
     def _by_arrow(self, condition: ArrowFilter) -> Verdict:
         """Let Arrow decide which chunks cannot hold rows that pass, and which cannot hold others."""
-        found = self._unknown()
-        expression = condition.expression
-        partitions = {file: self._partition_facts(condition, file) for file in self._files(self.chunks)}
+        found, expression = self._unknown(), condition.expression
+        chunk_file = self.source.facts.chunk_file
+        constant = {file: self._constant_facts(condition, file) for file in np.unique(chunk_file[self.chunks]).tolist()}
         # First by partition values alone, so that no footer is read for files that these rule out.
-        files = [file for file in partitions if file not in _contradicted(expression, condition, partitions)]
-        found.may_pass[:] = np.isin(self.source.facts.chunk_file[self.chunks], files)
+        files = constant.keys() - _contradicted(expression, condition, constant)
+        found.may_pass[:] = np.isin(chunk_file[self.chunks], list(files))
         left = self.chunks[found.may_pass].tolist()
+        columns = [
+            one for one in condition.columns if _has_order(one.type) and one.name not in self.source.facts.constants
+        ]
+        bounds = {one: self._bound_facts(one.name, left) for one in columns}
         for flags, wanted in ((found.may_pass, expression), (found.may_fail, ~expression | expression.is_null())):
-            columns = [f.name for f in condition.columns if _has_order(f.type) and not _may_be_nan(f.type, wanted)]
-            known = {chunk: list(partitions[int(self.source.facts.chunk_file[chunk])]) for chunk in left}
-            for name in columns:
-                if name not in self.source.facts.constants:
-                    self._add_bounds(name, known)
+            known = {chunk: list(constant[int(chunk_file[chunk])]) for chunk in left}
+            for column in columns:
+                if not _may_be_nan(column.type, wanted):
+                    for chunk, fact in bounds[column].items():
+                        known[chunk].append(fact)
             flags[np.isin(self.chunks, list(_contradicted(wanted, condition, known)))] = False
         return found
 
-    def _files(self, chunks: NDArray[np.int64]) -> list[int]:
-        return [int(file) for file in np.unique(self.source.facts.chunk_file[chunks])]
-
-    def _partition_facts(self, condition: ArrowFilter, file: int) -> list[Expression]:
+    def _constant_facts(self, condition: ArrowFilter, file: int) -> list[Expression]:
+        """Return what partition values say about the columns of a filter in a file."""
         import pyarrow.compute as pc
 
-        names = [name for name in condition.columns.names if name in self.source.facts.constants]
-        values = [self.source.facts.constants[name][file] for name in names]
-        pairs = zip(map(pc.field, names), values, strict=True)
-        return [field == value if value.is_valid else field.is_null() for field, value in pairs]
+        constants = self.source.facts.constants
+        values = {name: constants[name][file] for name in condition.columns.names if name in constants}
+        return [pc.field(n) == value if value.is_valid else pc.field(n).is_null() for n, value in values.items()]
 
-    def _add_bounds(self, name: str, known: dict[int, list[Expression]]) -> None:
-        """Add what statistics say about a column to what is known about each chunk."""
+    def _bound_facts(self, name: str, chunks: list[int]) -> dict[int, Expression]:
+        """Return what statistics say about a column in each chunk, for those that have any."""
         import pyarrow.compute as pc
 
-        field = pc.field(name)
-        stored = self.source.statistics(name, chunks=np.array(list(known), np.int64))
-        if stored is None or stored.low is None or stored.high is None:
-            return
-        for chunk, facts in known.items():
-            nulls, low, high = int(stored.nulls[chunk]), stored.low[chunk], stored.high[chunk]
+        field, found = pc.field(name), {}
+        for chunk, nulls, low, high in self._bounds(name, chunks):
             if nulls == self.source.facts.chunk_rows[chunk]:
-                facts.append(field.is_null())
+                found[chunk] = field.is_null()
             elif low.is_valid:
                 between = (field >= low) & (field <= high)
-                facts.append(between if nulls == 0 else between | field.is_null())
+                found[chunk] = between if nulls == 0 else between | field.is_null()
+        return found
 
 
 def _contradicted(expression: Expression, condition: ArrowFilter, known: dict[int, list[Expression]]) -> set[int]:

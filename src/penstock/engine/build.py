@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from penstock.dataset.selection import Selection
     from penstock.engine.arena import Records, Shelf
     from penstock.engine.columns import Column
     from penstock.engine.memory import BlockPool
@@ -47,13 +48,6 @@ if TYPE_CHECKING:
     from penstock.engine.stats import Stats
     from penstock.engine.window import EpochWork
     from penstock.source import Location, Source
-
-
-class RowFilter(Protocol):
-    """What the engine asks of a selection."""
-
-    def rows_of(self, chunk: int) -> NDArray[np.int64] | None:
-        """Return the selected rows of a chunk; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +217,7 @@ class Builder:
     """Builds batches of one run."""
 
     source: Source
-    selection: RowFilter
+    selection: Selection
     columns: tuple[Column, ...]
     stages: tuple[Stage, ...]
     """What happens to gathered columns; `Decode` is the first."""

@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.engine.build import RowFilter
+    from penstock.dataset.selection import Selection
     from penstock.engine.columns import Column
     from penstock.plan.grouping import Grouping
     from penstock.source import Source
@@ -30,7 +30,7 @@ class Facts:
     """What a loader knows of its dataset."""
 
     source: Source
-    selection: RowFilter
+    selection: Selection
     columns: tuple[Column, ...]
     items: Grouping
     """What is dealt out."""

@@ -1,7 +1,7 @@
-"""Predicates for `Dataset.where`: rows to keep, said by values, by functions, or by a stable random split.
+"""Predicates for `Dataset.where`: keep rows by their values, by a function, or by a stable random split.
 
-The public names of what `dataset/predicates.py` holds; `penstock.petastorm.predicates` has the same classes. `evaluate`
-applies one to a batch that is in memory already. Nothing is defined here.
+The public names of `dataset/predicates.py`; `penstock.petastorm.predicates` has the same classes. `evaluate` applies a
+predicate to a batch in memory. Nothing is defined here.
 """
 
 from penstock.dataset.predicates import (

@@ -7,6 +7,7 @@ from functools import reduce
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -154,6 +155,25 @@ class TestAgainstTheTwin:
 
 
 _ROWS: dict = {}
+
+
+class OnlyThePort:
+    """A source that has nothing but the methods of `penstock.source.Source`, with or without statistics."""
+
+    def __init__(self, source, *, statistics):
+        self._source, self._statistics = source, statistics
+        self.facts, self.read, self.locate = source.facts, source.read, source.locate
+
+    def statistics(self, column, **options):
+        return self._source.statistics(column, **options) if self._statistics else None
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_any_source_can_be_filtered(source, statistics):
+    port = OnlyThePort(source, statistics=statistics)
+    tuples = [[("id", ">", 3), ("split", "=", "train")], [("label", "in", ["c4"]), ("score", "!=", 1.0)]]
+    for filters in (*LEAVES, tuples, pc.field("maybe").is_null(), pc.scalar(False)):
+        assert rows(source, chosen(port, filters)) == kept(source, filters)
 
 
 class TestBatched:

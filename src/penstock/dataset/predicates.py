@@ -1,9 +1,9 @@
-"""Predicates: which rows to keep, as values that can be combined, pickled and looked into.
+"""Predicates: row filters as objects that can be combined and pickled.
 
 Users make them; `row_filter` evaluates them over many rows at once. The classes here define what a predicate means for
 one row (`do_include`): the plain twin of everything that is faster. They read nothing and know no columns.
 
-Names and arguments are Petastorm's. Null is None, and no predicate fails on it: it is in no set unless None is given.
+Names and arguments are Petastorm's. Null is None, and no predicate fails on it: a set contains it only if it has None.
 """
 
 from __future__ import annotations
@@ -38,19 +38,27 @@ class PredicateBase(ABC):
     """Decides for each row whether it is kept.
 
     Subclass it with `get_fields` and `do_include`. In a loader or `make_reader`, `do_include` gets one row: a dict of
-    decoded values, None for null. In `make_batch_reader` it gets a pandas DataFrame and gives a boolean Series.
+    decoded values, None for null. In `make_batch_reader` it gets a pandas DataFrame and returns a boolean Series.
     """
 
     @abstractmethod
     def get_fields(self) -> Iterable[str]:
-        """Return the names of the fields that `do_include` looks at; only these are read."""
+        """Return the names of the fields that `do_include` uses; only these are read."""
 
     @abstractmethod
     def do_include(self, values: Any) -> Any:
         """Return whether a row with these values is kept."""
 
 
-class in_set(PredicateBase):  # noqa: N801 -- Petastorm's name
+class _OfOneField(PredicateBase):
+    _predicate_field: str
+
+    def get_fields(self) -> set[str]:
+        """Return the one field."""
+        return {self._predicate_field}
+
+
+class in_set(_OfOneField):  # noqa: N801 -- Petastorm's name
     """Keep rows whose value is one of `inclusion_values`.
 
     Whole row groups are ruled out by partition values and by minimum and maximum. Values are compared as values: 1 and
@@ -61,10 +69,6 @@ class in_set(PredicateBase):  # noqa: N801 -- Petastorm's name
         self._predicate_field = _name(predicate_field)
         self._inclusion_values = KeySet(_values("in_set", inclusion_values))
 
-    def get_fields(self) -> set[str]:
-        """Return the one field."""
-        return {self._predicate_field}
-
     def do_include(self, values: Mapping[str, Any]) -> bool:
         """Return whether the row's value is in the set."""
         return single(values[self._predicate_field], self) in self._inclusion_values
@@ -73,20 +77,16 @@ class in_set(PredicateBase):  # noqa: N801 -- Petastorm's name
         return f"in_set({_few(self._inclusion_values)}, {self._predicate_field!r})"
 
 
-class in_intersection(PredicateBase):  # noqa: N801 -- Petastorm's name
+class in_intersection(_OfOneField):  # noqa: N801 -- Petastorm's name
     """Keep rows whose list or array has at least one element among `inclusion_values`; null has none.
 
-    Arrays of several dimensions count element by element; a text is one element. A column of single numbers is a
-    ValueError, as in Petastorm: `in_set` is meant.
+    Arrays of several dimensions are searched element by element; a text is one element. A column of single numbers is a
+    ValueError, as in Petastorm: use `in_set`.
     """
 
     def __init__(self, inclusion_values: Iterable[Any], _predicate_field: str) -> None:
         self._predicate_field = _name(_predicate_field)
         self._inclusion_values = KeySet(_values("in_intersection", inclusion_values))
-
-    def get_fields(self) -> set[str]:
-        """Return the one field."""
-        return {self._predicate_field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
         """Return whether the row's elements and the values have one in common."""
@@ -97,10 +97,10 @@ class in_intersection(PredicateBase):  # noqa: N801 -- Petastorm's name
 
 
 class in_lambda(PredicateBase):  # noqa: N801 -- Petastorm's name
-    """Keep rows for which a function of the user's says so.
+    """Keep rows for which a function returns true.
 
-    `predicate_func` gets the values of `predicate_fields`, in that order, and `state_arg` last where it is given; in
-    `make_batch_reader` pandas Series in place of values, for which it gives a boolean Series.
+    `predicate_func` gets the values of `predicate_fields`, in that order, and `state_arg` last if it is given; in
+    `make_batch_reader` it gets pandas Series instead of values and returns a boolean Series.
     """
 
     def __init__(self, predicate_fields: list[str], predicate_func: Callable[..., Any], state_arg: Any = None) -> None:
@@ -119,7 +119,7 @@ class in_lambda(PredicateBase):  # noqa: N801 -- Petastorm's name
         return list(self._predicate_fields)
 
     def do_include(self, values: Any) -> Any:
-        """Return what the function says of these values."""
+        """Return what the function returns for these values."""
         return self.call([values[field] for field in self._predicate_fields])
 
     def call(self, values: Sequence[Any]) -> Any:
@@ -133,7 +133,7 @@ class in_lambda(PredicateBase):  # noqa: N801 -- Petastorm's name
 
 
 class in_negate(PredicateBase):  # noqa: N801 -- Petastorm's name
-    """Keep the rows that another predicate does not keep, those with nulls included."""
+    """Keep the rows that another predicate does not keep, including those with nulls."""
 
     def __init__(self, predicate: PredicateBase) -> None:
         self._predicate = check_predicate(predicate)
@@ -143,7 +143,7 @@ class in_negate(PredicateBase):  # noqa: N801 -- Petastorm's name
         return self._predicate.get_fields()
 
     def do_include(self, values: Any) -> bool:
-        """Return the opposite of what the other predicate says."""
+        """Return the opposite of the other predicate's answer."""
         return not self._predicate.do_include(values)
 
     def __repr__(self) -> str:
@@ -151,10 +151,10 @@ class in_negate(PredicateBase):  # noqa: N801 -- Petastorm's name
 
 
 class in_reduce(PredicateBase):  # noqa: N801 -- Petastorm's name
-    """Combine predicates: `reduce_func` gets the list of what they say of a row, such as `all` or `any`.
+    """Combine predicates: `reduce_func`, such as `all` or `any`, gets the list of their answers for a row.
 
     With `all` and `any`, partition values and statistics rule out row groups as each predicate alone would, and with
-    `all` functions of the user's see only rows that the others keep. Any other function is called once for each
+    `all` users' functions see only rows that the others keep. Any other function is called once for each
     combination of answers that occurs; in `make_batch_reader` it gets a list of boolean Series.
     """
 
@@ -179,18 +179,18 @@ class in_reduce(PredicateBase):  # noqa: N801 -- Petastorm's name
         return {field for predicate in self._predicate_list for field in predicate.get_fields()}
 
     def do_include(self, values: Any) -> Any:
-        """Return what the function makes of the answers."""
+        """Return what the function returns for the answers."""
         return self._reduce_func([predicate.do_include(values) for predicate in self._predicate_list])
 
     def __repr__(self) -> str:
         return f"in_reduce({self._predicate_list}, {_function(self._reduce_func)})"
 
 
-class in_pseudorandom_split(PredicateBase):  # noqa: N801 -- Petastorm's name
-    """Keep the rows of one of several random parts, decided by the MD5 of a field's text: the same everywhere, always.
+class in_pseudorandom_split(_OfOneField):  # noqa: N801 -- Petastorm's name
+    """Keep the rows of one of several random parts, by the MD5 of a field's text: the same on every machine.
 
     `fraction_list=[0.8, 0.2]` with `subset_index=1` keeps about a fifth of the values. Rows with equal values fall
-    into the same part. Bucket for bucket Petastorm's split.
+    into the same part. The split is exactly Petastorm's.
     """
 
     def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:
@@ -204,10 +204,6 @@ class in_pseudorandom_split(PredicateBase):  # noqa: N801 -- Petastorm's name
         self._subset_index = subset_index
         self._low = sum(fractions[:subset_index]) * (BUCKETS - 1)
         self._high = sum(fractions[: subset_index + 1]) * (BUCKETS - 1)
-
-    def get_fields(self) -> set[str]:
-        """Return the one field."""
-        return {self._predicate_field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
         """Return whether the row's value falls into the part."""
@@ -224,22 +220,22 @@ class in_pseudorandom_split(PredicateBase):  # noqa: N801 -- Petastorm's name
 
 
 def bucket_of(value: Any) -> int:
-    """Return the bucket of a value: pinned, since splits that people trained on must stay."""
+    """Return the bucket of a value. Must never change: people have trained on these splits."""
     return int.from_bytes(hashlib.md5(str(value).encode(), usedforsecurity=False).digest(), "big") % BUCKETS
 
 
 def is_predicate(value: Any) -> bool:
-    """Tell whether a value is a predicate: ours, or anything that has both methods."""
+    """Tell whether a value is a predicate: any instance that has both methods."""
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("get_fields", "do_include")
     )
 
 
 def check_predicate(value: Any) -> PredicateBase:
-    """Return a predicate as it is.
+    """Return a predicate unchanged.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a predicate.
     """
     if not is_predicate(value):
         raise ValueError(f"a predicate is wanted (an instance of PredicateBase, as in_set makes one); got {value!r}")
@@ -248,7 +244,7 @@ def check_predicate(value: Any) -> PredicateBase:
 
 
 def single(value: Any, predicate: PredicateBase) -> Any:
-    """Return a value that is no list or array; `SchemaError` for one that is."""
+    """Return a value unchanged; SchemaError if it is a list or array."""
     if isinstance(value, list | dict | set) or (isinstance(value, np.ndarray) and value.ndim):
         raise SchemaError(f"{predicate!r} needs a field of single values, its rows hold {type(value).__name__}s; "
                           "use in_intersection to look for elements, or in_lambda")  # fmt: skip
@@ -256,7 +252,7 @@ def single(value: Any, predicate: PredicateBase) -> Any:
 
 
 def elements(value: Any, predicate: PredicateBase | None) -> list[Any]:
-    """Return the elements of a row's list or array, none for null; a text is one element."""
+    """Return the elements of a row's list or array; null has none, and a text is one element."""
     if value is None:
         return []
     if isinstance(value, str | bytes):

@@ -1,6 +1,6 @@
 """Which rows of each chunk are selected: all of them, or what a filter left.
 
-Made by `Selection.all` and by `filters.select`; the plan takes the counts, the engine the rows, the state the digest.
+Made by `Selection.all` and by `select_rows`; the plan takes the counts, the engine the rows, the state the digest.
 Frozen; holds one number for each chunk and a bitmap only for chunks that are selected in part. Reads nothing.
 """
 

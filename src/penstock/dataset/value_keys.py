@@ -1,8 +1,8 @@
-"""Values as keys: when two values that look different are the same value.
+"""Hashable keys for values, equal for equal values of different types.
 
-Predicates and row-group indexes ask whether a value is among others. NumPy scalars, Python's own numbers, dates of any
-unit and Timestamps become one plain key each, so that `np.datetime64("2024-01-01")` is found as `date(2024, 1, 1)` and
-no hash of a library decides. Knows values only: no columns, no files.
+Predicates and row-group indexes test values for membership in a set. NumPy scalars, Python numbers, dates of any unit
+and pandas Timestamps become one plain key each, so that `np.datetime64("2024-01-01")` is found as `date(2024, 1, 1)`.
+Knows values only, no columns and no files.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 
 
 NEVER = float("nan")
-"""The key of NaT and NaN: equal to no other."""
+"""The key of NaT and NaN, equal to nothing."""
 
 
 def key_of(value: Any) -> Hashable:
-    """Return what a value is known by: equal for equal values, whatever their types; None for null.
+    """Return the key of a value: equal for equal values, whatever their types; None for null.
 
     Numbers, text and bytes are their own keys (so 1, 1.0 and True are one); dates, times and durations count
-    nanoseconds, those with a zone in UTC. NaN and NaT equal nothing. A value that has no hash is given back as it is.
+    nanoseconds, in UTC if they have a zone. NaN and NaT equal nothing. A value without a hash is returned as it is.
     """
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
@@ -85,12 +85,12 @@ def _timedelta_ns(value: datetime.timedelta) -> int:
 
 
 def is_never(key: Hashable) -> bool:
-    """Tell whether a key is that of NaN or NaT, which equal nothing."""
+    """Tell whether a key is the one of NaN or NaT."""
     return bool(key != key)
 
 
 def family_of(key: Hashable) -> str | None:
-    """Name the values that a key can be ordered with; None where it has no place in an order."""
+    """Return the name of the values that a key can be ordered with; None if it has no order."""
     if isinstance(key, bool | int | float | Decimal):
         return None if is_never(key) else "number"
     if isinstance(key, tuple):
@@ -99,9 +99,9 @@ def family_of(key: Hashable) -> str | None:
 
 
 class KeySet:
-    """A set of values that columns are looked up in: by hash, by bounds, and whole arrays at once.
+    """A set of values to look up single values, ranges and whole arrays in.
 
-    Made once; the ordered and the typed forms are made when they are first asked for. Pickles where the values do.
+    Ordered and typed forms are made when they are first needed. Pickles if the values do.
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
@@ -121,7 +121,7 @@ class KeySet:
         return None in self.keys
 
     def any_between(self, least: Hashable, most: Hashable) -> bool:
-        """Tell whether a value of the set lies within these keys, ends included; True where that cannot be told."""
+        """Tell whether the set has a value between these keys, ends included; True if they cannot be ordered."""
         family = family_of(least)
         if family is None or family != family_of(most):
             return True
@@ -140,7 +140,7 @@ class KeySet:
         return self._ordered
 
     def inside(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return for each element of an array of numbers, booleans or times whether it is in the set; NaN never is."""
+        """Return for each element of an array of numbers, booleans or times whether it is in the set; NaN is not."""
         known = self._typed.get(values.dtype.str)
         if known is None:
             known = self._typed[values.dtype.str] = self._as(values.dtype)
@@ -151,7 +151,7 @@ class KeySet:
         return np.asarray(known[np.minimum(places, len(known) - 1)] == plain, np.bool_)
 
     def _as(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return the values that such a column can hold, exactly and in order; times as counts of their unit."""
+        """Return the values that a dtype can represent exactly, in order; times as counts of their unit."""
         if dtype.kind in "mM":
             return self._as_times(dtype)
         numbers = self._in_order().get("number", [])
@@ -171,7 +171,7 @@ class KeySet:
 
 
 def _fit(number: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a number as that dtype, None where the dtype has no such number."""
+    """Return a number as a dtype, None if the dtype cannot represent it."""
     try:
         if dtype.kind in "iu":  # by hand: NumPy 1 wraps numbers that are too large
             limits, whole = np.iinfo(dtype), int(number)

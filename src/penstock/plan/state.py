@@ -101,7 +101,7 @@ def check_predicate(state: State, predicate: str | None) -> None:
             "predicate",
             state.predicate,
             predicate,
-            "where(..., exact=False) has another predicate; use the one of the interrupted run",
+            "where(..., exact=False) has another filter; use the one of the interrupted run",
         )
 
 

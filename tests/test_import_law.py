@@ -36,8 +36,8 @@ MAP = [
     {"jobs"},
     {"doctor"},
     {"tar"},
-    {"cli"},
     {"bench"},
+    {"cli"},
     {"petastorm"},
     {"testing"},
 ]
@@ -77,7 +77,8 @@ def stage_of(dotted: str) -> str | None:
 
 @pytest.mark.parametrize("module", modules(), ids=lambda m: m.where)
 def test_a_module_imports_only_from_the_lines_above(module: Module) -> None:
-    if module.where == "__init__.py":
+    # The package's own __init__ is the public face; a __main__ is a program, which nothing imports.
+    if module.where == "__init__.py" or module.where.endswith("/__main__.py"):
         return
     assert module.stage in LINE, f"{module.where}: give the stage {module.stage!r} its line in MAP"
     for line, name in imported(module):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -83,6 +84,44 @@ def test_plan_prints_the_plan_of_the_dataset(table: str, capsys: pytest.CaptureF
     text = output(capsys, "plan", table, "--batch-size", "8", "--world", "2", "--shuffle", "--shuffle-bytes", "2KiB")
     want = penstock.open(table).plan(batch_size=8, world=2, shuffle=True, shuffle_bytes=2048)
     assert text == f"{want}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "shuffle"),
+    [
+        (["--shuffle", "URL"], True),
+        (["URL", "--shuffle"], True),
+        (["--shuffle", "rows", "URL"], True),
+        (["--shuffle=groups", "URL"], "groups"),
+        (["--shuffle", "groups", "URL"], "groups"),
+        (["--shuffle", "--seed", "0", "URL"], True),
+        (["URL", "--shuffle", "no"], False),
+        (["URL"], False),
+    ],
+)
+def test_shuffle_may_come_before_the_url(
+    given: list[str], shuffle: Any, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = output(capsys, "plan", *[table if one == "URL" else one for one in given], "--batch-size", "8")
+    assert text == f"{penstock.open(table).plan(batch_size=8, shuffle=shuffle)}\n"
+
+
+def test_an_option_with_a_new_name_works_and_says_so(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", table, "--batch-size", "8", "--shuffle", "--window-bytes", "2KiB"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{penstock.open(table).plan(batch_size=8, shuffle=True, shuffle_bytes=2048)}\n"
+    assert "--window-bytes is now --shuffle-bytes" in printed.err
+
+
+def test_bench_measures_a_dataset(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["--batch-size", "8", "--batches", "3", "--warm-up", "0", "--rounds", "1", "--workers", "1"]
+    text = output(capsys, "bench", "--shuffle", table, *quick)
+    assert "batches of 8, shuffled" in text
+    for part in ("rows/s", "MB/s", "limit, by hand", "ratio", "bottleneck"):
+        assert part in text
+    found = json.loads(output(capsys, "bench", table, "--json", "--shuffle=no", *quick))
+    assert found["rows_per_s"] > 0
+    assert found["mb_per_s"] > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Measure a dataset of your own: `python -m penstock.bench URL --batch-size 256 --framework torch`.
+"""Measure a dataset of your own: `penstock bench URL --batch-size 256 --framework torch`.
 
 Reads the dataset as a training loop would, in turn with a loop written by hand that does the least work (`limit`), and
 prints both beside each other with the loader's report. Opens what `penstock.open` opens and writes nothing.

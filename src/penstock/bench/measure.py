@@ -12,7 +12,9 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
 
 from penstock.bench.limit import Limit
 from penstock.engine import host
@@ -42,6 +44,8 @@ class Workload:
     """Whose batches are made."""
     seconds: float = 3.0
     """How long each timed stretch takes."""
+    batches: int | None = None
+    """Batches of each timed stretch of the loader, instead of `seconds`; the limit then runs for as long."""
     warm_up_s: float = 1.0
     """How long a loader runs before it is timed; at least one batch."""
     rounds: int = 3
@@ -51,13 +55,17 @@ class Workload:
         if self.framework not in FRAMEWORKS:
             raise PlanError(f"framework is one of {', '.join(FRAMEWORKS)}; got {self.framework!r}")
         if "device" in self.options and self.framework != "torch":
-            raise PlanError(f"device= goes with framework 'torch' only; got {self.framework!r}: leave it out")
-        if self.rounds < 1 or self.seconds <= 0 or self.warm_up_s < 0:
-            raise PlanError("at least one round, of more than 0 seconds, with a warm-up of 0 or more, can be measured")
+            raise PlanError(f"device= needs the framework torch; got {self.framework}")
+        least = min(self.rounds, 1 if self.batches is None else self.batches)
+        if least < 1 or self.seconds <= 0 or self.warm_up_s < 0:
+            raise PlanError(
+                "rounds and batches must be at least 1, seconds more than 0 and the warm-up not negative; got "
+                f"rounds={self.rounds}, batches={self.batches}, seconds={self.seconds}, warm_up_s={self.warm_up_s}"
+            )
 
     @property
     def total_s(self) -> float:
-        """About how long it will take."""
+        """About how long it will take; a guess if `batches` is given."""
         return self.rounds * (self.warm_up_s + 2 * self.seconds)
 
 
@@ -70,6 +78,8 @@ class Result:
     """Rows per second of the loader, round by round."""
     limit: tuple[float, ...]
     """Rows per second of the least work by hand."""
+    row_bytes: float
+    """Bytes of a row in the loader's batches."""
     limit_work: str
     """What that work was."""
     first_s: float
@@ -94,6 +104,7 @@ class Result:
         return {
             "framework": self.task.framework,
             "rows_per_s": statistics.median(self.ours),
+            "mb_per_s": statistics.median(self.ours) * self.row_bytes / 1e6,
             "limit_rows_per_s": statistics.median(self.limit),
             "ratio": self.ratio,
             "ratios": self.ratios,
@@ -107,8 +118,8 @@ class Result:
         low, high = self.ratios[0], self.ratios[-1]
         memory = "" if self.peak_bytes is None else f"; peak memory {self.peak_bytes / 1e6:,.0f} MB"
         return (
-            f"{f'penstock, {self.task.framework}':<22}{ours:>14,.0f} rows/s{batches:>12,.1f} batches/s; first batch "
-            f"after {self.first_s:.2f} s{memory}\n"
+            f"{f'penstock, {self.task.framework}':<22}{ours:>14,.0f} rows/s{ours * self.row_bytes / 1e6:>10,.1f} "
+            f"MB/s{batches:>12,.1f} batches/s; first batch after {self.first_s:.2f} s{memory}\n"
             f"{'limit, by hand':<22}{limit:>14,.0f} rows/s  ({self.limit_work})\n"
             f"{'ratio':<22}{self.ratio:>14.2f}         ({low:.2f} to {high:.2f} in {len(self.ours)} rounds)\n\n"
             f"{self.report}"
@@ -125,42 +136,50 @@ def measure(dataset: Dataset, task: Workload) -> Result:
     if not len(dataset):
         raise PlanError("the dataset has no rows: there is nothing to measure")
     limit = Limit(dataset, task.options.get("workers") or host.default_workers())
-    ours: list[float] = []
     limits: list[float] = []
-    first, report = 0.0, ""
+    rounds: list[_Round] = []
     with progress(int(task.total_s * _PER_SECOND), "measuring", unit="ticks") as bar:
         tick = _Ticker(bar)
         for number in range(task.rounds):
-            rate, first_s, report = _round(lambda: make(dataset, **task.options, epochs=None), task, look, tick)
-            ours.append(rate)
-            first = first or first_s
+            rounds.append(_round(lambda: make(dataset, **task.options, epochs=None), task, look, tick))
             tick.up_to((number + 1) * (task.warm_up_s + task.seconds) + number * task.seconds)
-            rows, seconds = limit.run(task.seconds, tick)
+            rows, seconds = limit.run(rounds[-1].seconds, tick)
             limits.append(rows / seconds)
     return Result(
-        task=task, ours=tuple(ours), limit=tuple(limits), limit_work=limit.describe(), first_s=first,
-        peak_bytes=_peak_bytes(), report=report,
+        task=task, ours=tuple(one.rows / one.seconds for one in rounds), limit=tuple(limits),
+        row_bytes=rounds[-1].row_bytes, limit_work=limit.describe(), first_s=rounds[0].first_s,
+        peak_bytes=_peak_bytes(), report=rounds[-1].report,
     )  # fmt: skip
 
 
-def _round(
-    make: Callable[[], Any], task: Workload, look: Callable[[Any], int], tick: Callable[[], None]
-) -> tuple[float, float, str]:
-    """Return the rate of one loader, when its first batch came, and its report."""
+class _Round(NamedTuple):
+    """What one loader did in its timed stretch."""
+
+    rows: int
+    seconds: float
+    first_s: float
+    row_bytes: float
+    report: str
+
+
+def _round(make: Callable[[], Any], task: Workload, look: Callable[[Any], int], tick: Callable[[], None]) -> _Round:
+    """Warm a loader up, then time it."""
     began = time.perf_counter()
     loader = make()
     try:
         batches = iter(loader)
-        rows = look(next(batches))
+        batch = next(batches)
+        row_bytes = _num_bytes(batch) / max(1, look(batch))
         first_s = time.perf_counter() - began
-        _take(batches, task.warm_up_s - first_s, look, tick)
+        del batch
+        _take(batches, task.warm_up_s - first_s, None, look, tick)
         warm = loader.stats()
         start = time.perf_counter()
-        rows = _take(batches, task.seconds, look, tick)
-        rate = rows / (time.perf_counter() - start)
+        rows = _take(batches, task.seconds, task.batches, look, tick)
+        seconds = time.perf_counter() - start
         report = str(timed_only(loader.report(), warm))
         del batches
-        return rate, first_s, report
+        return _Round(rows, seconds, first_s, row_bytes, report)
     finally:
         loader.close()
 
@@ -186,12 +205,18 @@ def timed_only(report: Report, warm: Mapping[str, float]) -> Report:
     return replace(report, steps=left)
 
 
-def _take(batches: Iterator[Any], seconds: float, look: Callable[[Any], int], tick: Callable[[], None]) -> int:
-    """Take batches for so long, at least one; each is held until the next but one has come, as training would."""
-    deadline, rows, held = time.perf_counter() + seconds, 0, None
-    while not rows or time.perf_counter() < deadline:
+def _take(
+    batches: Iterator[Any], seconds: float, most: int | None, look: Callable[[Any], int], tick: Callable[[], None]
+) -> int:
+    """Take batches for so long, or `most` of them if given, and return their rows; at least one batch.
+
+    Each is held until the next but one has come, as in training.
+    """
+    deadline, rows, taken, held = time.perf_counter() + seconds, 0, 0, None
+    while not rows or (taken < most if most is not None else time.perf_counter() < deadline):
         batch = next(batches)
         rows += look(batch)
+        taken += 1
         held = batch
         tick()
     del held
@@ -214,6 +239,16 @@ def _num_rows(batch: Mapping[str, Any]) -> int:
     values = next(iter(batch.values()))
     shape = getattr(values, "shape", None)
     return int(shape[0]) if shape is not None else len(values)
+
+
+def _num_bytes(batch: Mapping[str, Any]) -> int:
+    """Return the bytes of a batch's arrays and tensors; text and other objects count as their references."""
+    total = 0
+    for values in batch.values():
+        flat = getattr(values, "flat_values", values)  # of a RaggedTensor
+        arrays = flat if isinstance(flat, list) else [flat]
+        total += sum(one.nbytes if hasattr(one, "nbytes") else np.asarray(one).nbytes for one in arrays)
+    return total
 
 
 class _Ticker:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 EXIT_ERROR, EXIT_INTERRUPTED = 1, 130
 
+_SHUFFLES = ("rows", "groups", "no")
 _UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; `arguments` defaults to those of the process."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(_with_shuffle(sys.argv[1:] if arguments is None else arguments))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", PenstockWarning)
@@ -43,6 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"penstock: {_as_options(_one_line(error), options)}", file=sys.stderr)
         return EXIT_ERROR
     return 0
+
+
+def _with_shuffle(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with ``--shuffle=rows`` for a `--shuffle` of plan or bench that has no value.
+
+    argparse would take the URL in ``penstock plan --shuffle URL`` for its value.
+    """
+    made = list(arguments)
+    if made[:1] in (["plan"], ["bench"]):
+        for index, argument in enumerate(made):
+            if argument == "--shuffle" and made[index + 1 : index + 2] not in ([one] for one in _SHUFFLES):
+                made[index] = "--shuffle=rows"
+    return made
 
 
 def size(text: str) -> int:
@@ -74,6 +88,10 @@ def _run(options: argparse.Namespace) -> tuple[str, int]:
         from penstock.cli.rewrite import rewrite
 
         return rewrite(options), 0
+    if options.command == "bench":
+        from penstock.cli.bench import bench
+
+        return bench(_open(options), options), 0
     from penstock.cli.plan import plan
 
     return plan(_open(options), options), 0
@@ -98,13 +116,14 @@ def _parser() -> argparse.ArgumentParser:
     head = _command(commands, "head", "the first rows, arrays in short")
     head.add_argument("-n", "--rows", type=_count, default=5, help="how many rows (default 5)")
     _add_plan_options(_command(commands, "plan", "what a loader would do: steps, lanes, memory, bytes read"))
+    _add_bench_options(_command(commands, "bench", "how fast a loader reads a dataset, and where the time goes"))
     _add_doctor_options(_command(commands, "doctor", "what is wrong with a dataset for training", columns=False))
     _add_rewrite_options(_command(commands, "rewrite", "a dataset again, in another layout", columns=False))
     return parser
 
 
 def _command(commands: Any, name: str, summary: str, *, columns: bool = True) -> argparse.ArgumentParser:
-    verb = "Write" if name == "rewrite" else "Print"
+    verb = {"rewrite": "Write", "bench": "Measure"}.get(name, "Print")
     made: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=f"{verb} {summary}.")
     made.add_argument(
         "url", nargs="+", metavar="URL", help="folder, file or pattern: a path or any URL that fsspec knows"
@@ -126,19 +145,40 @@ def _command(commands: Any, name: str, summary: str, *, columns: bool = True) ->
 
 
 def _add_plan_options(command: argparse.ArgumentParser) -> None:
+    _add_order_options(command, shuffle="no")
     add = command.add_argument
-    add("--batch-size", type=_positive, default=256, help="rows of a batch on each rank (default 256)")
-    add("--shuffle", nargs="?", const="rows", choices=["rows", "groups", "no"], default="no",
-        help="rows: within the window; groups: row groups only; give it after the URL")  # fmt: skip
     add("--world", type=_positive, default=1, help="number of ranks (default 1)")
     add("--rank", type=_count, default=0, help="whose part (default 0)")
-    add("--seed", type=int, default=0)
     add(
         "--remainder", choices=["drop", "pad", "uneven"], default="drop", help="rows that do not divide among the ranks"
     )
     add("--drop-last", action="store_true", help="leave out a last batch that is not full")
+
+
+def _add_order_options(command: argparse.ArgumentParser, *, shuffle: str) -> None:
+    add = command.add_argument
+    add("--batch-size", type=_positive, default=256, help="rows of a batch on each rank (default 256)")
+    add("--shuffle", nargs="?", const="rows", choices=_SHUFFLES, default=shuffle,
+        help=f"rows: all rows, through a buffer; groups: row groups only (default {shuffle}, without a value: rows)",
+    )  # fmt: skip
+    add("--seed", type=int, default=0, help="selects the order (default 0)")
     add("--lanes", type=_positive, help="lanes of the shuffled order (default: chosen)")
     _add_shuffle_bytes(command, "bytes of the shuffle buffer of the whole job, e.g. 1GiB (default 1GiB)")
+
+
+def _add_bench_options(command: argparse.ArgumentParser) -> None:
+    _add_order_options(command, shuffle="rows")
+    add = command.add_argument
+    add("--framework", choices=["numpy", "torch", "tensorflow", "jax"], default="numpy", help="default: numpy")
+    add("--device", help="with torch: where tensors go, e.g. cuda")
+    add("--workers", type=_positive, help="threads or processes (default: the cores)")
+    add("--pool", choices=["thread", "process", "serial"], help="default: thread")
+    add("--memory-bytes", type=size, metavar="SIZE", help="e.g. 2GiB (default 3GiB)")
+    add("--seconds", type=float, default=3.0, help="of each timed stretch (default 3)")
+    add("--batches", type=_positive, help="of each timed stretch, instead of --seconds")
+    add("--warm-up", type=float, default=1.0, metavar="SECONDS", help="before a loader is timed (default 1)")
+    add("--rounds", type=int, default=3, help="turns of loader and limit (default 3)")
+    add("--json", action="store_true", help="print the figures as one line of JSON")
 
 
 def _add_shuffle_bytes(command: argparse.ArgumentParser, text: str) -> None:
@@ -219,8 +259,12 @@ def _positive(text: str) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the message of an error in one line; what is not ours keeps its class name, and a bug says so."""
-    message = printable(" ".join(str(error).split()))
+    """Return the message of an error in one line; other classes than ours are named, and a bug says so.
+
+    TensorFlow puts the name of a node before our message, and the traceback behind it.
+    """
+    text = re.sub(r"^\{\{.*?\}\}", "", str(error).split("\nTraceback")[0])
+    message = printable(" ".join(text.split()))
     if isinstance(error, PenstockError) and not isinstance(error, InternalError):
         return message or type(error).__name__
     return f"{type(error).__name__}: {message} (--debug shows the traceback)"

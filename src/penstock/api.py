@@ -68,7 +68,7 @@ _ITER_ROWS = 256
 
 
 def open(  # noqa: PLR0913 -- a public factory takes flat keywords
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source,
     *,
     columns: Iterable[Any] | None = None,
     filters: Any = None,
@@ -80,13 +80,15 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
     format: Literal["parquet"] | None = None,
     verify: Verify = "first",
 ) -> Dataset:
-    """Open a dataset: a URL or path of a folder, a file or a pattern, or a list of them.
+    """Open a dataset: a URL or path of a folder, a file or a pattern, a list of them, or a source of your own.
 
     Reads the footers of all files (in threads; a `_metadata` that lists every file spares that), no data, and keeps no
     file open. Columns come in the order given, else as stored.
 
     Args:
-        source: Where the data is. A list keeps its order; inside a folder files go by relative path.
+        source: Where the data is. A list keeps its order; inside a folder files go by relative path. A URL of a scheme
+            that was registered (`register_source`) goes to its opener, with the options that are given here. A
+            `penstock.source.Source` of your own is taken as it is.
         columns: Names, fields or regular expressions that match whole names; None for all.
         filters: Rows to keep: tuples such as ``[("split", "=", "train")]``, lists of such lists (or), a pyarrow
             expression or a predicate; see `Dataset.where`.
@@ -115,27 +117,30 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         raise PlanError(f"verify=True needs pyarrow 15 or newer; this is {pa.__version__}")
     if schema is not None and not hasattr(schema, "fields"):
         raise TypeError(f"schema= takes a penstock.Unischema; got {type(schema).__name__}")
-    opener = find_opener(source) if filesystem is None else None
-    found: Source
-    if opener is not None:
-        given = {"columns": columns, "storage_options": storage_options, "schema": schema, "cache": cache}
-        given |= {"format": format, "on_error": None if on_error == "raise" else on_error}
-        given |= {"verify": None if verify == "first" else verify}
-        found = opener(source, **{name: value for name, value in given.items() if value is not None})
-    else:
-        found = open_parquet(
-            source,
-            storage_options=storage_options,
-            filesystem=filesystem,
-            columns=columns,
-            schema=schema,
-            on_error=on_error,
-            cache=None if cache is None else _as_cache(cache),
-            format=format,
-            verify=verify,
-        )
+    options: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem, "schema": schema}
+    options |= {"on_error": on_error, "cache": cache, "format": format, "verify": verify}
+    found = _source_of(source, columns, options)
     opened = dataset_of(found, columns)
     return opened if filters is None else opened.where(filters)
+
+
+def _source_of(source: Any, columns: Iterable[Any] | None, options: dict[str, Any]) -> Source:
+    """Return the source that `open` was given, or that a registered opener makes, or that of Parquet files."""
+    defaults = {"on_error": "raise", "verify": "first"}
+    given = {name: value for name, value in options.items() if value is not None and value != defaults.get(name)}
+    if hasattr(source, "facts"):
+        if given:
+            raise TypeError(f"{next(iter(given))}= is for opening a URL; this source is open already")
+        taken: Source = source
+        return taken
+    opener = None if "filesystem" in given else find_opener(source)
+    if opener is not None:
+        return opener(source, **given) if columns is None else opener(source, columns=columns, **given)
+    if options["cache"] is not None:
+        from penstock.storage.cache import as_cache  # late: most datasets are read without
+
+        options = options | {"cache": as_cache(options["cache"])}
+    return open_parquet(source, columns=columns, **options)
 
 
 def dataset_of(source: Source, columns: Iterable[Any] | None = None) -> Dataset:
@@ -484,12 +489,6 @@ def _as_bytes(field: UnischemaField) -> UnischemaField:
     from penstock.codecs.as_stored import AsStored  # late: only decoding on a GPU asks for it
 
     return UnischemaField(field.name, np.bytes_, (), AsStored(), field.nullable)
-
-
-def _as_cache(cache: Any) -> Any:
-    from penstock.storage.cache import as_cache  # late: most datasets are read without
-
-    return as_cache(cache)
 
 
 def window_rule(window: Window) -> WindowRule:

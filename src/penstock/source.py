@@ -121,8 +121,9 @@ Buffers: TypeAlias = "Mapping[ByteRange, Any]"
 """The bytes of ranges, as objects with the buffer protocol (`pa.Buffer`, `bytes`)."""
 
 ChunkData: TypeAlias = "pa.Table | Mapping[str, pa.Array | pa.ChunkedArray | Cells]"
-"""The columns of a chunk: an Arrow table, or Arrow arrays and `Cells` by name. Cells with `start` and `stop` need not
-lie next to each other, so that a tar shard is one buffer and two arrays, without a copy; a missing field is null."""
+"""The columns of a chunk: an Arrow table, or Arrow arrays and `Cells` by name. Encoded cells (of fields with a codec)
+may be `Cells` of one buffer, with `start` and `stop` as int32 or int64. They need not lie next to each other, so that a
+tar shard is one buffer and two arrays, without a copy; a sample without the field is null."""
 
 
 class Source(Protocol):

@@ -279,7 +279,7 @@ def test_runs_views_and_picks_gather_the_same_rows(data):
     columns = columns_of(schema.fields.values(), [field.type for field in table.schema])
     ends = sorted(data.draw(st.sets(st.integers(1, 39), min_size=1, max_size=4)) | {0, 40})
     chunks = [
-        chunk.make_chunk(i, table.slice(a, b - a).combine_chunks(), columns, skip=False)
+        chunk.make_chunk(i, table.slice(a, b - a).combine_chunks(), columns, None, skip=False)
         for i, (a, b) in enumerate(itertools.pairwise(ends))
     ]
     runs = data.draw(

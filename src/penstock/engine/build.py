@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.codecs.arrow_memory import one_array, take_rows
 from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
@@ -37,7 +36,6 @@ from penstock.storage.faults import store_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from penstock.dataset.selection import Selection
@@ -249,10 +247,8 @@ class Builder:
             return kept
         try:
             with until(self.halted):  # a store that is waited for does not delay the end
-                table = self.source.read(chunk, [column.name for column in self.columns], limit_bytes=self.limit_bytes)
-            rows = self.selection.rows_of(chunk)
-            table = table if rows is None else take_table_rows(table, rows)
-            made = make_chunk(chunk, table, self.columns, skip=self.skip)
+                data = self.source.read(chunk, [column.name for column in self.columns], limit_bytes=self.limit_bytes)
+            made = make_chunk(chunk, data, self.columns, self.selection.rows_of(chunk), skip=self.skip)
             if self.arena is not None:
                 made = replace(made, slot=self.arena.put(made.parts))
             if self.shelf is not None and not last:
@@ -491,14 +487,6 @@ def _row_list(rows: list[int]) -> str:
     if rows == list(range(rows[0], rows[-1] + 1)) and len(rows) > 1:
         return f"rows {rows[0]} to {rows[-1]}"
     return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{', ...' if len(rows) > 5 else ''}"
-
-
-def take_table_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    """Return some rows of a table, each column in one array."""
-    import pyarrow as pa
-
-    arrays = [take_rows(one_array(chunked), rows) for chunked in table.itercolumns()]
-    return pa.Table.from_arrays(arrays, names=table.column_names)
 
 
 def _is_lost(chunks: Chunks, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:

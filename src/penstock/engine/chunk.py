@@ -1,7 +1,7 @@
-"""A chunk in memory: the columns of one row group, decompressed but not decoded, ready to be gathered.
+"""A chunk in memory: its columns, decompressed but not decoded, ready to be gathered.
 
-Made from the Arrow table that the source read; holds NumPy views on Arrow's buffers and keeps those alive. Immutable,
-so any number of threads may gather from it. Rows are the selected rows only.
+Made from what the source read; holds NumPy views on its buffers and keeps those alive. Immutable, so any number of
+threads may gather from it. Rows are the selected rows only.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.codecs.arrow import cells_view, fixed_view, takeable
-from penstock.codecs.arrow_memory import one_array
-from penstock.codecs.base import CellError, view_column
+from penstock.codecs.arrow_memory import one_array, take_rows
+from penstock.codecs.base import CellError, Cells, view_column
 from penstock.codecs.decode import reason_of
+from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.codecs.arrow import Fixed
     from penstock.engine.columns import Column
+    from penstock.source import ChunkData
 
 
 class CellLost(Exception):
@@ -68,13 +70,18 @@ class FixedPart:
 class CellsPart:
     """Encoded cells; `view` is given where all of them are uniform and need no decoding."""
 
-    __slots__ = ("data", "offsets", "valid", "view")
+    __slots__ = ("data", "start", "stop", "valid", "view")
 
     def __init__(
-        self, data: NDArray[np.uint8], offsets: NDArray[np.integer[Any]], valid: NDArray[np.bool_] | None
+        self,
+        data: NDArray[np.uint8],
+        start: NDArray[np.integer[Any]],
+        stop: NDArray[np.integer[Any]],
+        valid: NDArray[np.bool_] | None,
     ) -> None:
         self.data = data
-        self.offsets = offsets
+        self.start = start
+        self.stop = stop
         self.valid = valid
         self.view: NDArray[Any] | None = None
 
@@ -105,7 +112,7 @@ Part = FixedPart | CellsPart | ObjectsPart
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The columns of one row group."""
+    """The columns of one chunk."""
 
     index: int
     num_rows: int
@@ -121,7 +128,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class LostChunk:
-    """A row group that could not be read; whoever needs a row of it meets the error."""
+    """A chunk that could not be read; the error is raised for the first batch that needs a row of it."""
 
     index: int
     error: Exception
@@ -133,44 +140,47 @@ class LostChunk:
         return True
 
 
-def make_chunk(index: int, table: pa.Table, columns: Sequence[Column], *, skip: bool) -> Chunk:
-    """Prepare a table, whose columns stand in the order of `columns`; costs microseconds a column, copies only bits.
+def make_chunk(
+    index: int, data: ChunkData, columns: Sequence[Column], rows: NDArray[np.int64] | None, *, skip: bool
+) -> Chunk:
+    """Prepare the rows `rows` (None: all) of what a source read; costs microseconds a column, copies only bits.
 
     A value that does not fit its column is a CellLost, or with `skip` its row is noted as damaged.
     """
-    parts: list[Part] = []
-    column = None
-    try:
-        for chunked, column in zip(table.itercolumns(), columns, strict=True):
-            array = chunked.chunk(0) if chunked.num_chunks == 1 else one_array(chunked)
-            parts.append(_part(array, column))
-    except CellError as error:
-        if skip:
-            return _make_damaged(index, table, columns)
-        name = cast("Column", column).name
-        raise CellLost(error.index, name, reason_of(error, name)) from error
-    nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
-    return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls)
+    import pyarrow as pa
 
-
-def _make_damaged(index: int, table: pa.Table, columns: Sequence[Column]) -> Chunk:
-    """Prepare a table some of whose values do not fit: their rows are noted, the others are as they should be."""
+    table = data if isinstance(data, pa.Table) else None
+    given = table.itercolumns() if table is not None else [data[column.name] for column in columns]
+    stored = [one if isinstance(one, pa.Array | Cells) else one_array(one) for one in given]
+    if rows is not None:
+        stored = [one.take(rows) if isinstance(one, Cells) else take_rows(one, rows) for one in stored]
     parts: list[Part] = []
     damaged: dict[int, tuple[str, str]] = {}
-    for chunked, column in zip(table.itercolumns(), columns, strict=True):
-        array = one_array(chunked)
-        bad = _bad_rows(array, column)
-        for row, reason in bad.items():
-            damaged.setdefault(row, (column.name, reason))
-        parts.append(_part(_nulled(array, list(bad)) if bad else array, column))
+    for array, column in zip(stored, columns, strict=True):
+        try:
+            parts.append(_part(array, column))
+        except CellError as error:
+            if not skip:
+                raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
+            bad = _bad_rows(array, column)
+            for row, reason in bad.items():
+                damaged.setdefault(row, (column.name, reason))
+            parts.append(_part(_nulled(array, list(bad)), column))
     nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
-    return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls, damaged=damaged)
+    if table is not None and rows is None:
+        return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls, damaged=damaged)
+    num_rows = len(stored[0]) if rows is None else len(rows)
+    return Chunk(index, num_rows, sum(map(_num_bytes, stored)), tuple(parts), nulls, damaged=damaged)
+
+
+def _num_bytes(array: pa.Array | Cells) -> int:
+    if isinstance(array, Cells):
+        return sum(part.nbytes for part in array.parts) + array.start.nbytes + array.stop.nbytes
+    return int(array.get_total_buffer_size())
 
 
 def _bad_rows(array: pa.Array, column: Column) -> dict[int, str]:
     """Return the rows whose value does not fit, each with the reason."""
-    if _misfit(array, column) is None:
-        return {}
     reasons = {row: _misfit(array.slice(row, 1), column) for row in range(len(array))}
     return {row: reason for row, reason in reasons.items() if reason is not None}
 
@@ -193,12 +203,20 @@ def _nulled(array: pa.Array, rows: list[int]) -> pa.Array:
     return takeable(array).take(pa.Array.from_buffers(pa.int64(), len(array), buffers, len(rows)))
 
 
-def _part(array: pa.Array, column: Column) -> Part:
+def _part(array: pa.Array | Cells, column: Column) -> Part:
+    if isinstance(array, Cells):
+        if column.form not in ("cells", "ragged") or len(array.parts) != 1:
+            raise SchemaError(
+                f"the source gave Cells of {len(array.parts)} buffers for column {column.name!r}; it must give cells "
+                "of one buffer, and only for fields with a codec: values of other fields are Arrow arrays"
+            )
+        return CellsPart(array.parts[0], array.start, array.stop, array.valid)
     if column.form == "fixed":
         return FixedPart(*fixed_view(array, cast("Fixed", column.kind), writable=True))
     if column.form == "objects":
         return ObjectsPart(takeable(array))
-    part = CellsPart(*cells_view(array))
-    if column.form == "cells" and part.valid is None:
-        part.view = view_column(column.codec, column.field, part.data, part.offsets)
+    data, offsets, valid = cells_view(array)
+    part = CellsPart(data, offsets[:-1], offsets[1:], valid)
+    if column.form == "cells" and valid is None:
+        part.view = view_column(column.codec, column.field, data, offsets)
     return part

@@ -258,8 +258,8 @@ def _encoded(
         return Gathered(rows=_objects(rows, column, parts, skip=skip))
     cells = cast("Sequence[CellsPart]", parts)
     start, stop = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
-    rows.fixed([part.offsets[:-1] for part in cells], start)
-    rows.fixed([part.offsets[1:] for part in cells], stop)
+    rows.fixed([part.start for part in cells], start)
+    rows.fixed([part.stop for part in cells], stop)
     return Gathered(valid=valid, cells=Cells([part.data for part in cells], rows.part_numbers(), start, stop, valid))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.engine.build import Span, take_table_rows
+from penstock.engine.build import Span
 from penstock.engine.chunk import CellLost, make_chunk
 from penstock.engine.gather import Picks, gather
 from penstock.engine.host import default_workers
@@ -53,10 +53,12 @@ def _read_all(builder: Builder, wanted: list[tuple[int, NDArray[np.int64]]]) -> 
 
 
 def _read(builder: Builder, chunk: int, rows: NDArray[np.int64]) -> Chunk:
-    table = builder.source.read(chunk, [column.name for column in builder.columns], limit_bytes=builder.limit_bytes)
-    selected = builder.selection.rows_of(chunk)
+    names = [column.name for column in builder.columns]
+    data, selected = (
+        builder.source.read(chunk, names, limit_bytes=builder.limit_bytes),
+        builder.selection.rows_of(chunk),
+    )
     try:
-        wanted = take_table_rows(table, rows if selected is None else selected[rows])
-        return make_chunk(chunk, wanted, builder.columns, skip=False)
+        return make_chunk(chunk, data, builder.columns, rows if selected is None else selected[rows], skip=False)
     except CellLost as error:
         raise builder.located(chunk, int(rows[error.row]), error) from error

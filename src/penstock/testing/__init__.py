@@ -1,8 +1,9 @@
 """Helpers for tests of code that uses Penstock, and of Penstock itself; part of what users install.
 
 `assert_resumes_exactly` checks any loader, `make_parquet` and `random_rows` make data, `RecordingFileSystem`,
-`DelayingFileSystem` and `FaultyFileSystem` watch, slow down or disturb what is read. Hypothesis strategies are in
-`penstock.testing.strategies`, which alone needs hypothesis. Nothing in the library imports this package.
+`DelayingFileSystem` and `FaultyFileSystem` watch, slow down or disturb what is read. `MemorySource` is a source of rows
+in memory. Hypothesis strategies are in `penstock.testing.strategies`, which needs hypothesis; the conformance suite of
+sources is `penstock.testing.source_suite.SourceTests`, which needs pytest. Nothing in the library imports this package.
 """
 
 from penstock.testing.compare import assert_same, difference
@@ -16,11 +17,14 @@ from penstock.testing.filesystems import (
     TransientFaults,
 )
 from penstock.testing.resume import assert_resumes_exactly
+from penstock.testing.sources import FaultySource, MemorySource
 
 __all__ = [
     "ODD_FILES",
     "DelayingFileSystem",
     "FaultyFileSystem",
+    "FaultySource",
+    "MemorySource",
     "Reads",
     "RecordingFileSystem",
     "ServerError",

@@ -159,9 +159,7 @@ class TestConstruction:
         )
         again = pickle.loads(pickle.dumps(everything))
         row = {"id": 4, "many": [7, 1]}
-        assert repr(again) == repr(everything).replace(
-            repr(everything._predicate_list[4]), repr(again._predicate_list[4])
-        )
+        assert repr(again) == repr(everything)
         assert again.do_include(row) is True
         assert again.is_any
 

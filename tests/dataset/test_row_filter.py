@@ -279,6 +279,32 @@ def test_values_are_compared_as_they_are_delivered(tmp_path):
         ds.where([("x", "=", "30")], exact=False)
 
 
+@pytest.mark.parametrize(
+    ("stored", "asked", "value"),
+    [
+        (pa.array([1, 2, None, 30]), np.int16, 2),
+        (pa.array([1, 2, None, 30]), np.float64, 1.5),
+        (pa.array([1, 2, None, 30]), np.str_, "2"),
+        (pa.array([0.1, 0.5, None, 2.5]), np.float32, np.float32(0.1)),
+        (pa.array(["a", "b", None, "c"]), np.bytes_, b"b"),
+        (pa.array(["a", "b", None, "c"]).dictionary_encode(), np.str_, "b"),
+        (pa.array([1, 2, None, 30], pa.timestamp("s")), np.dtype("M8[us]"), datetime.datetime(1970, 1, 1, 0, 0, 2)),
+        (pa.array([True, False, None, True]), np.uint8, 1),
+    ],
+)
+@pytest.mark.parametrize("sign", ["=", ">", "in"])
+def test_converted_values_are_compared_after_the_conversion(tmp_path, stored, asked, value, sign):
+    write(tmp_path / "x.parquet", {"id": [0, 1, 2, 3], "x": stored})
+    fields = [penstock.UnischemaField("id", np.int64, (), None, False)]
+    fields.append(penstock.UnischemaField("x", asked, (), None, True))
+    ds = penstock.open(tmp_path, schema=penstock.Unischema("S", fields))
+    term = ("x", sign, [value] if sign == "in" else value)
+    plain = value.item() if isinstance(value, np.generic) else value
+    cells = [row["x"].item() if isinstance(row["x"], np.generic) else row["x"] for row in ds]
+    said = [i for i, cell in enumerate(cells) if cell is not None and (cell > plain if sign == ">" else cell == plain)]
+    assert delivered(ds.where([term], exact=False)) == said
+
+
 def test_filters_of_all_kinds_combine_on_delivery(tmp_path):
     ids = np.arange(60)
     table = pa.table({"id": ids, "t": [f"c{i % 4}" for i in ids], "when": ids.astype("M8[s]")})

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.dataset.row_filter import RowFilter
     from penstock.source import Source
 
-_BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 32 << 20
 """Decoded cells that one thread holds at once where a predicate looks at arrays or images row by row."""
 
 
@@ -72,7 +72,7 @@ def _block_rows(source: Source, row_filter: RowFilter) -> int | None:
     fields = [source.facts.unischema.fields[name] for name in row_filter.fields]
     row_bytes = sum(decoded_bytes(field, field.codec) for field in fields)
     whole = row_filter.batched or not row_bytes or isinstance(row_filter.predicate, ArrowFilter)
-    return None if whole else max(1, _BLOCK_BYTES // row_bytes)
+    return None if whole else max(1, BLOCK_BYTES // row_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def test_ml_vectors_are_lists_of_all_their_values():
         (pa.array([[1, 2, 3]]), np.int64, (2,), r"row 5, field 'x'.*\(2,\)"),
         (pa.array([[[1], [2, 3]]]), np.int64, (2, None), "row 5, field 'x': lists of 1 to 2 values"),
         (pa.array([[1], [None]]), np.int64, (1,), "row 6, field 'x': the list holds a null"),
-        (pa.array([[1], None]), np.int64, (1,), "row 6, field 'x': a value is needed"),
+        (pa.array([[1], None]), np.int64, (1,), "row 6, field 'x': missing value, but the field is not nullable"),
     ],
 )
 def test_what_does_not_fit_names_row_and_field(column, dtype, shape, match):

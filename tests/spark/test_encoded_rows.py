@@ -87,7 +87,7 @@ def test_an_array_may_be_used_again_for_the_next_row():
     ("row", "error", "match"),
     [
         ({"id": 1.5}, SchemaError, r"row 8, field 'id'.*1\.5"),
-        ({"id": None}, SchemaError, "row 8, field 'id': a value is needed"),
+        ({"id": None}, SchemaError, "row 8, field 'id': missing value, but the field is not nullable"),
         ({"id": 1, "small": 300}, SchemaError, "row 8, field 'small': 300 is not within 0 to 255"),
         ({"id": 1, "x": 1e300}, SchemaError, r"row 8, field 'x': 1e\+300 is larger than any float32"),
         ({"id": 1, "text": 5}, SchemaError, "row 8, field 'text'"),

@@ -264,7 +264,7 @@ class TestForeignFiles:
         (folder / "thesis.tex").write_text("years of work")
         before = snapshot(tmp_path)
         cache = DiskCache(tmp_path, 10**6)
-        with pytest.warns(PenstockWarning, match="not a cache's"):
+        with pytest.warns(PenstockWarning, match="do not belong to a cache"):
             fill(cache, range(3))
         cache.clear()
         assert snapshot(tmp_path) == before
@@ -315,7 +315,7 @@ class TestRefusal:
         with pytest.warns(PenstockWarning, match="No space left") as told:
             fill(cache, range(8))
         assert len(told) == 1
-        assert "what is in it is used" in str(told[0].message)
+        assert "its entries are used" in str(told[0].message)
         assert cache.load(key(1)) == data(1)
         assert list((tmp_path / cache_files.FOLDER / "parts").iterdir()) == []
         assert UsageCounter(str(tmp_path / cache_files.FOLDER / "usage")).peek() == 3 * ENTRY

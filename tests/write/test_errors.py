@@ -60,11 +60,11 @@ def test_bad_values_are_named(tmp_path: Path, bad: dict[str, Any], words: list[s
 
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="row 0, field 'id': a value is needed"):
+    with pytest.raises(SchemaError, match="row 0, field 'id': missing value, but the field is not nullable"):
         write([{"name": "x"}], tmp_path / "d", SCHEMA)
-    with pytest.raises(SchemaError, match="row 0, field 'id': a value is needed"):
+    with pytest.raises(SchemaError, match="row 0, field 'id': missing value, but the field is not nullable"):
         write({"name": ["x"]}, tmp_path / "d", SCHEMA)
-    with pytest.raises(SchemaError, match="row 0, field 'id': a value is needed"):
+    with pytest.raises(SchemaError, match="row 0, field 'id': missing value, but the field is not nullable"):
         write(pa.table({"name": ["x"]}), tmp_path / "d", SCHEMA)
 
 

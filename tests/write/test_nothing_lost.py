@@ -63,7 +63,7 @@ def test_data_that_is_shorter_than_what_is_safe_is_not_the_same_data(url: str, f
         "columns": {"id": np.arange(3)},
         "batches": iter([table]),
     }
-    with pytest.raises(StateMismatch, match="ended after 3 rows, and 7 are safe"):
+    with pytest.raises(StateMismatch, match="ended after 3 rows, but the writer to be resumed has 7 safe rows"):
         penstock.write(data[form], url, IDS, resume=True)
     assert penstock.write(rows(0, 9), url, IDS, resume=True).rows == 9
 

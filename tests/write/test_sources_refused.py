@@ -165,7 +165,7 @@ def test_text_numbers_and_times_are_not_turned_into_one_another(tmp_path: Path, 
     refused(
         pa.table({"x": column}),
         tmp_path,
-        r"column 'x', rows from 0: the table has .*, the schema stores .* is not turned into .*cast the column",
+        r"column 'x', rows from 0: the table has .*, the schema stores .* is not converted to .*cast the column",
         schema,
     )
 

@@ -169,9 +169,9 @@ def test_text_of_an_enum_is_its_value(tmp_path: Path, codec: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("abc", "got str where a list is wanted"),
-        (b"abc", "got bytes where a list is wanted"),
-        (5, "got int where a list is wanted"),
+        ("abc", "got str but the field is a list"),
+        (b"abc", "got bytes but the field is a list"),
+        (5, "got int but the field is a list"),
         ([b"a"], r"list of str, got bytes in it: b'a'"),
         (np.array([b"a"]), "list of str, got bytes_ in it"),
         ([1], "list of str, got int in it: 1"),
@@ -209,7 +209,7 @@ def test_a_cell_cannot_hold_a_mask(tmp_path: Path) -> None:
 def test_a_time_that_is_none_needs_a_field_that_may_be_null(tmp_path: Path, given: str) -> None:
     values = [np.datetime64("2024-01-01", "us"), np.datetime64("NaT", "us")]
     data: Any = [{"x": value} for value in values] if given == "rows" else {"x": values}
-    with pytest.raises(SchemaError, match=r"row 1, field 'x': a value is needed"):
+    with pytest.raises(SchemaError, match=r"row 1, field 'x': missing value, but the field is not nullable"):
         penstock.write(data, tmp_path / "d", schema(np.datetime64, ()))
 
 

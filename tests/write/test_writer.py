@@ -169,7 +169,7 @@ class Odd:
     [
         ("image", np.zeros((8, 6), np.uint8), ["shape (8, 6)", "uint8, shape (8, 6, 3)"]),
         ("array", np.zeros(3, np.float64), ["float64", "float32, shape (3,)"]),
-        ("id", None, ["int64", "there is none"]),
+        ("id", None, ["int64", "missing value"]),
         ("image", Odd(), ["cannot encode Odd", "uint8, shape (8, 6, 3)"]),
         ("array", Odd(), ["cannot encode Odd", "float32, shape (3,)"]),
         ("id", Odd(), ["cannot encode Odd", "int64, shape ()"]),

@@ -1,7 +1,8 @@
-"""From what the user wrote to a filesystem and a path: the only place that knows fsspec, pyarrow.fs and URLs.
+"""Turn what the user wrote into a filesystem and a path; the only package that knows fsspec, pyarrow.fs and URLs.
 
-`dataset` and `write` ask here for places and listings and get `pyarrow.fs` objects back; caches of what was read from
-them live here too (`cache`, `disk_cache`), imported where they are asked for. Nothing here knows Parquet.
+`dataset` and `write` get `pyarrow.fs` objects and listings from here. Atomic publishing (`publish`), file locks
+(`locks`) and caches of byte ranges (`cache`, `disk_cache`) are here too, imported where they are used. Nothing here
+knows Parquet.
 """
 
 from penstock.storage.filesystem import is_hidden, list_files, resolve, to_arrow_filesystem, walk

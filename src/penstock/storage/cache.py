@@ -1,11 +1,11 @@
-"""Keep byte ranges that were read once, so that they need not come from their source again.
+"""Keep byte ranges that were read once, so that they are not fetched from their source again.
 
-`dataset` asks with keys that name a range of one version of one file; the answer is the bytes, from the cache or from
-the reader that the caller brings along. A cache never makes reading fail and never changes what is read: what it does
-not have, cannot store or no longer trusts comes from the source. It knows nothing of Parquet, columns or order.
+`dataset` asks with keys that name a range of one version of one file; it gets the bytes from the cache, or from the
+reader that it passes along. A cache never makes reading fail and never changes what is read: what it does not have,
+cannot store or does not trust any more comes from the source. It knows nothing of Parquet, columns or order.
 
-Here are what every cache does (`ChunkCache`), the one in memory, and what `penstock.open(cache=...)` accepts; the one
-on disk is in `disk_cache`.
+Contains what all caches share (`ChunkCache`), the cache in memory, and what `penstock.open(cache=...)` accepts; the
+cache on disk is in `disk_cache`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Read = Callable[[Sequence[int]], Sequence[Buffer]]
 
 MEMORY_CACHE_BYTES = 1 << 30
-"""What a `MemoryCache` holds unless told otherwise."""
+"""Default size limit of a `MemoryCache`."""
 
 
 class _Flight:
@@ -45,8 +45,8 @@ class _Flight:
 class ChunkCache(ABC):
     """Bytes by key, for any number of threads; keys are 32 hexadecimal digits.
 
-    A subclass says how bytes are kept: `load`, `store` and `drop`, all of which may be called by many threads at once
-    and must not raise for what the cache itself cannot do.
+    A subclass implements how bytes are kept: `load`, `store` and `drop`. All may be called by many threads at once, and
+    must not raise if the cache itself fails.
     """
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class ChunkCache(ABC):
         _LIVE.add(self)
 
     def _reset_locks(self) -> None:
-        """Forget who waits for whom: also in a forked child, where those threads do not exist."""
+        """Forget which thread waits for which: also in a forked child, where those threads do not exist."""
         self._flights: dict[str, _Flight] = {}
         self._flights_lock = threading.Lock()
 
     @abstractmethod
     def load(self, key: str) -> Buffer | None:
-        """Return the bytes of `key`, or None if they are not (or no longer whole) in the cache."""
+        """Return the bytes of `key`, or None if they are not in the cache or damaged."""
 
     @abstractmethod
     def store(self, key: str, data: Buffer) -> None:
@@ -69,19 +69,19 @@ class ChunkCache(ABC):
 
     @abstractmethod
     def drop(self, key: str) -> None:
-        """Forget the bytes of `key`, if they are there."""
+        """Remove the bytes of `key`, if present."""
 
     @property
     def stats(self) -> dict[str, int]:
-        """Counts since this object was made: hits, misses, and the bytes of both; more by kind of cache."""
+        """Counts since this object was created: hits, misses, and the bytes of both; more by kind of cache."""
         with self._flights_lock:
             return {name: self._counts[name] for name in ("hits", "misses", "hit_bytes", "miss_bytes")} | self._counts
 
     def fetch(self, keys: Sequence[str], read: Read) -> list[Buffer]:
-        """Return the bytes of all keys: those kept, and the others by one call of `read` with their indices.
+        """Return the bytes of all keys: the cached ones, and the others by one call of `read` with their indices.
 
-        What `read` returns is kept. Threads that want the same key at the same time read it once; if the one that
-        reads fails, each of the others reads for itself. Raises what `read` raises.
+        What `read` returns is cached. Threads that need the same key at the same time read it once; if that thread
+        fails, each of the others reads for itself. Raises what `read` raises.
         """
         flights, mine = self._claim(keys)
         try:
@@ -91,7 +91,7 @@ class ChunkCache(ABC):
         return [self._await(flight, index, keys[index], read) for index, flight in enumerate(flights)]
 
     def _claim(self, keys: Sequence[str]) -> tuple[list[_Flight], list[int]]:
-        """Return the flight of every key, and the indices of those that this thread has begun."""
+        """Return the flight of every key, and the indices of those that this thread has started."""
         flights, mine = [], []
         with self._flights_lock:
             for index, key in enumerate(keys):
@@ -116,7 +116,7 @@ class ChunkCache(ABC):
             return
         for index, data in zip(missing, read(missing), strict=True):
             flights[index].data = data
-            flights[index].done.set()  # who waits need not wait for the storing
+            flights[index].done.set()  # waiting threads need not wait for the storing
             self._count(misses=1, miss_bytes=data.size)
             self.store(keys[index], data)
 
@@ -131,7 +131,7 @@ class ChunkCache(ABC):
         flight.done.wait()
         if flight.data is not None:
             return flight.data
-        data = self.load(key)  # the thread that was to bring it has failed
+        data = self.load(key)  # the thread that was fetching it has failed
         return read([index])[0] if data is None else data
 
     def _count(self, **more: int) -> None:
@@ -154,8 +154,8 @@ if hasattr(os, "register_at_fork"):
 class MemoryCache(ChunkCache):
     """Keeps encoded column chunks in the memory of this process, up to `size_limit` bytes.
 
-    They count beside a loader's `memory_bytes`, not in it. With eviction="none" what came first stays: epochs over a
-    dataset larger than the limit find the same part of it every time. With "lru" what was used longest ago makes room,
+    They count in addition to a loader's `memory_bytes`. With eviction="none" what came first stays: epochs over a
+    dataset larger than the limit find the same part of it every time. With "lru" the least recently used makes room,
     which for such epochs may mean that nothing is ever found.
     """
 
@@ -171,7 +171,7 @@ class MemoryCache(ChunkCache):
         return f"MemoryCache(size_limit={self.size_limit}, eviction={self.eviction!r}, used={self._used})"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a cache in memory is not pickled or copied; make another one in the other process")
+        raise TypeError("a MemoryCache cannot be pickled or copied; create another one in the other process")
 
     def _reset_locks(self) -> None:
         super()._reset_locks()
@@ -183,7 +183,7 @@ class MemoryCache(ChunkCache):
         return self._used
 
     def load(self, key: str) -> Buffer | None:
-        """Return the bytes of `key`, or None; no copy is made."""
+        """Return the bytes of `key` without a copy, or None."""
         with self._lock:
             data = self._kept.get(key)
             if data is not None:
@@ -192,7 +192,7 @@ class MemoryCache(ChunkCache):
 
     def store(self, key: str, data: Buffer) -> None:
         """Keep a copy if there is room: the bytes may be a slice of a larger read, which would stay in memory whole."""
-        if not self._has_room(data.size):
+        if data.size + (0 if self.eviction == "lru" else self._used) > self.size_limit:
             return
         copy = pa.py_buffer(bytes(memoryview(data)))
         with self._lock:
@@ -204,43 +204,40 @@ class MemoryCache(ChunkCache):
                 self._kept[key] = copy
                 self._used += copy.size
 
-    def _has_room(self, num_bytes: int) -> bool:
-        return num_bytes + (0 if self.eviction == "lru" else self._used) <= self.size_limit
-
     def drop(self, key: str) -> None:
-        """Forget the bytes of `key`."""
+        """Remove the bytes of `key`."""
         with self._lock:
             data = self._kept.pop(key, None)
             self._used -= 0 if data is None else data.size
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         with self._lock:
             self._kept.clear()
             self._used = 0
 
 
 def whole_bytes(size_limit: Any) -> int:
-    """Return a limit in bytes as an int; 10e9 is as good as 10_000_000_000.
+    """Return a limit in bytes as an int, also if it was given as a float such as 10e9.
 
     Raises:
-        PlanError: it is no number, or less than one byte.
+        PlanError: it is not a number, or less than one byte.
     """
     try:
         number = int(size_limit)
     except (TypeError, ValueError, OverflowError):
-        raise PlanError(f"a cache's size limit is a number of bytes; got {size_limit!r}") from None
+        raise PlanError(f"the size limit of a cache must be a number of bytes; got {size_limit!r}") from None
     if number < 1 or isinstance(size_limit, str | bytes | bool):
-        raise PlanError(f"a cache's size limit is a number of bytes, at least 1; got {size_limit!r}")
+        raise PlanError(f"the size limit of a cache must be at least 1 byte; got {size_limit!r}")
     return number
 
 
 def as_cache(cache: Any) -> ChunkCache | None:
-    """Return the cache that `penstock.open(cache=...)` asks for: None, "local-disk", "memory", or a cache object.
+    """Return the cache that `penstock.open(cache=...)` means: None, "local-disk", "memory", or a cache object.
 
     Raises:
         PlanError: another word.
-        TypeError: something else.
+        TypeError: another type.
     """
     if cache is None or isinstance(cache, ChunkCache):
         return cache

@@ -1,11 +1,11 @@
-"""The files of a cache on disk: what an entry looks like, what files are called, which of them are ours.
+"""The files of a disk cache: the format of an entry, the names of files, and which of them belong to the cache.
 
-`disk_cache` decides what is kept; here are the format and the names. An entry is a header and the bytes; the header
-holds length, key and checksums, so that bytes that are torn, damaged or another key's are never taken for good. An
-entry is written under a name of its own and moved into place whole. Nothing here locks or counts.
+`disk_cache` decides what is kept; the format and the names are here. An entry is a header and the bytes; the header has
+length, key and checksums, so that torn, damaged or foreign bytes are never served. An entry is written under a
+temporary name and published whole. Nothing here locks or counts.
 
-    <folder>/CACHEDIR.TAG              says that the folder is ours (and, to backup programs, that it is a cache)
-    <folder>/usage                     see `ledger`
+    <folder>/CACHEDIR.TAG              marks the folder as ours (and, for backup programs, as a cache)
+    <folder>/usage                     see `usage_counter`
     <folder>/parts/<name>.part         entries being written
     <folder>/3f/3f07...c1.chunk        entries, in 256 folders by the first digits of the key
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Buffer = Any
 
 FOLDER = "penstock-chunks-1"
-"""Name of the folder that entries lie in, below the one that the user names; another format gets another number."""
+"""Name of the folder of entries, inside the user's folder; a new format gets a new number."""
 TAG = "CACHEDIR.TAG"
 USAGE = "usage"
 PARTS = "parts"
@@ -61,22 +61,22 @@ class BadEntry(Exception):
 
 
 def cost_of(num_bytes: int) -> int:
-    """Return what an entry of so many bytes takes on disk: header, and whole blocks of 4 KiB."""
+    """Return the disk space of an entry of `num_bytes`: with its header, in whole blocks of 4 KiB."""
     return -(-(HEADER_BYTES + num_bytes) // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def file_cost(path: str) -> int:
-    """Return what an entry that is there takes on disk, in the same way."""
+    """Return the disk space of an existing entry, computed the same way."""
     return cost_of(max(0, os.stat(path, follow_symlinks=False).st_size - HEADER_BYTES))
 
 
 def entry_path(folder: str, key: str) -> str:
-    """Return where the entry of a key lies."""
+    """Return the path of the entry of a key."""
     return os.path.join(folder, key[:2], f"{key}.chunk")
 
 
 def write_entry(path: str, key: str, data: Buffer) -> None:
-    """Write an entry to a file that exists already; not yet where readers look for it."""
+    """Write an entry to an existing temporary file."""
     view = memoryview(data)
     head = _HEADER.pack(_MAGIC, view.nbytes, bytes.fromhex(key), zlib.crc32(view))
     with open(path, "r+b", buffering=0) as file:
@@ -90,20 +90,20 @@ def _write_all(file: Any, view: memoryview) -> None:
 
 
 def read_entry(path: str, key: str) -> tuple[Buffer, int]:
-    """Return the bytes of an entry, checked, and the time of its last use in nanoseconds.
+    """Return the checked bytes of an entry, and the time of its last use in nanoseconds.
 
-    The bytes are copied into memory before they are checked, so that what was checked is what is served, whatever
-    happens to the file.
+    The bytes are copied into memory before they are checked, so what was checked is what is served, whatever happens to
+    the file.
 
     Raises:
         FileNotFoundError: there is no such entry.
-        BadEntry: it is not whole, or not this key's.
+        BadEntry: it is incomplete or damaged, or belongs to another key.
     """
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
         num_bytes, checksum = _parse_head(file.read(HEADER_BYTES), key)
         if found.st_size != HEADER_BYTES + num_bytes:
-            raise BadEntry(f"{path} has {found.st_size} bytes where its header says {HEADER_BYTES + num_bytes}")
+            raise BadEntry(f"{path} has {found.st_size} bytes, but its header says {HEADER_BYTES + num_bytes}")
         buffer = pa.allocate_buffer(num_bytes)
         view = memoryview(buffer).cast("B") if num_bytes else memoryview(b"")
         start = 0
@@ -113,7 +113,7 @@ def read_entry(path: str, key: str) -> tuple[Buffer, int]:
                 raise BadEntry(f"{path} ends after {start} of {num_bytes} bytes")
             start += count
     if zlib.crc32(view) != checksum:
-        raise BadEntry(f"{path} has bytes that its checksum does not fit")
+        raise BadEntry(f"{path} does not match its checksum")
     return buffer, found.st_mtime_ns
 
 
@@ -130,7 +130,7 @@ def _parse_head(head: bytes, key: str) -> tuple[int, int]:
 
 
 def new_part(folder: str, cost: int) -> str:
-    """Make an empty file to write an entry to; its name says who writes it and what it will cost."""
+    """Create an empty temporary file for an entry; its name says who writes it and how large it will be."""
     token = f"{next(_numbers):x}{threading.get_ident() & 0xFFFF:04x}"
     path = os.path.join(folder, PARTS, f"{_where()}-{os.getpid()}-{token}-{cost}.part")
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666))
@@ -139,7 +139,7 @@ def new_part(folder: str, cost: int) -> str:
 
 @cache
 def _where() -> str:
-    """Return eight digits for where process numbers mean what they mean here: host, boot and namespace."""
+    """Return eight digits for host, boot and process namespace, within which process numbers are comparable."""
     parts = [os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         parts.append(file.read())
@@ -149,24 +149,23 @@ def _where() -> str:
 
 
 def _is_abandoned(part: re.Match[str], age_s: float) -> bool:
-    """Tell whether nobody will finish this part: its process is gone, or it has been lying there for an hour."""
+    """Tell whether nobody will finish this part: its process is gone, or it is older than an hour."""
     if age_s > _ABANDONED_S:
         return True
     if part["where"] != _where() or os.name == "nt":  # os.kill(pid, 0) would end the process there
         return False
-    try:
-        os.kill(int(part["pid"]), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
+    with contextlib.suppress(OSError, OverflowError):
+        try:
+            os.kill(int(part["pid"]), 0)
+        except ProcessLookupError:
+            return True
     return False
 
 
 def sweep_parts(folder: str) -> tuple[int, int]:
-    """Delete the parts that nobody will finish; return what the others will cost, and what these would have.
+    """Delete abandoned parts; return the cost of the others, and the cost of the deleted ones.
 
-    Under the lock, so that the total can follow.
+    Call it under the lock, so that the usage counter can follow.
     """
     live, freed = 0, 0
     for file in _files(os.path.join(folder, PARTS)):
@@ -187,7 +186,7 @@ def sweep_parts(folder: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class CacheEntry:
-    """An entry as a listing tells it; they sort by their last use."""
+    """An entry as listed; entries sort by their last use."""
 
     used_ns: int
     path: str
@@ -195,7 +194,7 @@ class CacheEntry:
 
 
 def entries(folder: str) -> Iterator[CacheEntry]:
-    """Yield every entry, in no order; files that are not ours are passed over. Costs a look at each file."""
+    """Yield every entry in no particular order, ignoring other files. Costs one `stat` a file."""
     for shard in _folders(folder):
         for file in _files(shard):
             if _ENTRY.fullmatch(file.name) is None:
@@ -225,21 +224,21 @@ def _files(folder: str) -> list[os.DirEntry[str]]:
 
 
 def check_folder(folder: str) -> bool:
-    """Make the folder of a cache where there is none; return whether the folder above was made for it.
+    """Create the folder of a cache if it does not exist; return whether its parent was created too.
 
     Raises:
-        FileExistsError: a folder of that name is there, with files in it that are not a cache's.
-        OSError: it cannot be made.
+        FileExistsError: a folder of that name exists, with files that do not belong to a cache.
+        OSError: it cannot be created.
     """
     made = not os.path.isdir(os.path.dirname(folder))
     os.makedirs(folder, exist_ok=True)
-    if not is_ours(folder) and _strange(folder, {USAGE, PARTS}) and not is_ours(folder):  # looked at twice: it may grow
-        raise FileExistsError(f"{folder} holds files that are not a cache's")
+    if not is_ours(folder) and _strange(folder, {USAGE, PARTS}) and not is_ours(folder):  # twice: it may grow
+        raise FileExistsError(f"{folder} contains files that do not belong to a cache")
     return made
 
 
 def mark_folder(folder: str, *, made_parent: bool) -> None:
-    """Put our mark into the folder, and a place for parts; under the lock, as `remove_folder`."""
+    """Write the tag file and create the folder of parts; call it under the lock, like `remove_folder`."""
     if not is_ours(folder):
         text = "\n".join([_SIGNATURE, _OURS, *([_MADE_PARENT] if made_parent else [])]) + "\n"
         put(LocalFileSystem(), os.path.join(folder, TAG), text.encode())
@@ -247,12 +246,12 @@ def mark_folder(folder: str, *, made_parent: bool) -> None:
 
 
 def _strange(folder: str, known: set[str]) -> list[str]:
-    """Return the names in a folder that are neither known nor tags being written."""
+    """Return the names in a folder that are neither known nor temporary names of the tag."""
     return [name for name in os.listdir(folder) if name not in known and temporary_of(name) != TAG]
 
 
 def is_ours(folder: str) -> bool:
-    """Tell whether the folder carries our mark."""
+    """Tell whether the folder has our tag."""
     return _OURS in _tag(folder)
 
 
@@ -265,10 +264,10 @@ def _tag(folder: str) -> list[str]:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove the folder if no entry is left in it, and the one above if it was made with it and is empty as well.
+    """Remove the folder if it has no entries left, and its parent if that was created with it and is empty too.
 
-    Only folders that are empty go, and only files whose names are ours; anything else stays, and so does what is
-    around it. Under the lock: the file that is locked goes last, so that nobody stores in a folder half gone.
+    Only empty folders and our own files are removed. Call it under the lock: the locked file goes last, so that nobody
+    stores in a folder that is half removed.
     """
     tag = _tag(folder)
     if _OURS not in tag:

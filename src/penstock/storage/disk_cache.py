@@ -1,15 +1,15 @@
 """Keep byte ranges on a disk, for all processes of a machine and for the next run.
 
-`penstock.open(cache=...)` brings it; `dataset` reads through it. Entries are files (`cache_files`), their total is
-kept in one shared figure (`ledger`). It does not know what the bytes mean, and never deletes a file it did not write.
+Made by `penstock.open(cache=...)`; `dataset` reads through it. Entries are files (`cache_files`), their total is kept
+in one shared number (`usage_counter`). It does not know what the bytes mean, and never deletes a file it did not write.
 
-What happens when:
-- several processes store the same key: all write, the last one stays; readers see one whole entry or the other.
-- a process is killed: what it was writing is never looked at, and deleted when room is needed; the total is too high
-  until then, never too low.
-- an entry is damaged: its checksum says so, it is deleted, the bytes come from the source.
-- the disk is full, or the folder cannot be written: one warning, nothing more is stored; what is there is still used.
-- the lock is held for long (a stopped process): nothing is stored meanwhile, reading goes on.
+Special cases:
+- several processes store the same key: all write, the last one stays; readers see one complete entry or the other.
+- a process is killed: what it was writing is never read, and deleted when room is needed; the total is too high until
+  then, never too low.
+- an entry is damaged: its checksum shows it, it is deleted, and the bytes come from the source.
+- the disk is full, or the folder is not writable: one warning, and nothing more is stored; existing entries are used.
+- the lock is held for long (a stopped process): nothing is stored meanwhile, reading continues.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import threading
 import time
 import warnings
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyarrow.fs import LocalFileSystem
@@ -56,30 +57,30 @@ if TYPE_CHECKING:
 Eviction = Literal["idle", "lru", "none"]
 
 FREE_SHARE = 0.2
-"""Share of the free disk that a cache takes unless it is given a size."""
+"""Share of the free disk space that a cache uses if no size is given."""
 _LOCK_S = 1.0
 _COUNT_AGAIN_S = 60.0
 """A full cache counts its files again after this time: others may have deleted some."""
 _FULL_S = 1.0
-"""For so long an entry is not offered again after one of its size was refused."""
+"""For this long, an entry is not tried again after one of its size was refused."""
 _TOUCH_NS = 1_000_000_000
-"""Uses within a second of each other are one use: marking one costs a write to the entry's inode."""
+"""Uses within a second of each other are one use: recording one costs a write to the entry's inode."""
 
 
 class DiskCache(ChunkCache):
     """Keeps encoded column chunks in a folder, up to `size_limit` bytes, for any number of processes at once.
 
     Args:
-        path: Folder to use; a folder of our own is made in it at the first store, and nothing else in it is touched.
+        path: Folder to use; a folder of our own is created in it at the first store, and nothing else in it is touched.
             None: the user's cache folder.
-        size_limit: Bytes on disk, in whole blocks of 4 KiB, of all processes together. None: a fifth of what is free
-            on that disk (and already in the cache) at the first store. Should be the same in all processes.
+        size_limit: Bytes on disk, in whole blocks of 4 KiB, of all processes together. None: a fifth of the free space
+            (including what the cache uses already) at the first store. Should be the same in all processes.
         eviction: What makes room when the limit is reached. "idle": entries that were not used since this object was
-            made, the longest unused first; so other datasets make room, and a dataset larger than the limit keeps the
-            part that came first instead of thrashing. "lru": the longest unused of all. "none": nothing.
+            created, least recently used first; so other datasets make room, and a dataset larger than the limit keeps
+            the part that came first instead of thrashing. "lru": the least recently used of all. "none": nothing.
 
     Raises:
-        PlanError: an eviction or a limit that is none.
+        PlanError: an unknown eviction, or a limit that is not a positive number.
         NotADirectoryError: `path` is a file.
     """
 
@@ -93,7 +94,7 @@ class DiskCache(ChunkCache):
         one_of("eviction", eviction, ("idle", "lru", "none"))
         place = user_cache_folder() if path is None else os.path.abspath(os.path.expanduser(os.fspath(path)))
         if os.path.exists(place) and not os.path.isdir(place):
-            raise NotADirectoryError(f"a cache needs a folder, but {place!r} is a file; give another path")
+            raise NotADirectoryError(f"a cache needs a folder, but {place!r} is a file; choose another path")
         self.path = place
         self.eviction = eviction
         self._limit = None if size_limit is None else whole_bytes(size_limit)
@@ -112,7 +113,7 @@ class DiskCache(ChunkCache):
         return f"DiskCache({self.path!r}, size_limit={limit}, eviction={self.eviction!r})"
 
     def __reduce__(self) -> Any:
-        return _make, (type(self), self.path, self._limit, self.eviction)
+        return partial(type(self), eviction=self.eviction), (self.path, self._limit)
 
     def _reset_locks(self) -> None:
         super()._reset_locks()
@@ -121,9 +122,12 @@ class DiskCache(ChunkCache):
 
     @property
     def size_limit(self) -> int:
-        """Bytes that may lie on disk."""
+        """Most bytes on disk."""
         if self._limit is None:
-            free = shutil.disk_usage(_existing(self.path)).free
+            folder = self.path
+            while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
+                folder = os.path.dirname(folder)
+            free = shutil.disk_usage(folder).free
             self._limit = max(1, int(FREE_SHARE * (free + (self._ledger.peek() or 0))))
         return self._limit
 
@@ -135,7 +139,7 @@ class DiskCache(ChunkCache):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def load(self, key: str) -> Buffer | None:
-        """Return the bytes of `key`, checked, or None; takes no lock and one read. Marks the entry as used."""
+        """Return the checked bytes of `key`, or None; takes no lock, one read. Marks the entry as used."""
         path = entry_path(self._folder, key)
         try:
             data, used_ns = read_entry(path, key)
@@ -153,7 +157,7 @@ class DiskCache(ChunkCache):
         return data
 
     def drop(self, key: str) -> None:
-        """Delete the entry of `key`, if it is there and can be deleted."""
+        """Delete the entry of `key`, if it exists and can be deleted."""
         path = entry_path(self._folder, key)
         with contextlib.suppress(OSError), self._ledger.hold(_LOCK_S) as account:
             cost = file_cost(path)
@@ -169,13 +173,14 @@ class DiskCache(ChunkCache):
         try:
             self._store(key, data)
         except FileNotFoundError:
-            self._ready = False  # the folder was deleted while we wrote; the next one makes it again
+            self._ready = False  # the folder was deleted meanwhile; the next store creates it again
         except OSError as exc:
             self._give_up(exc)
 
     def _store(self, key: str, data: Buffer) -> None:
         path, cost = entry_path(self._folder, key), cost_of(data.size)
-        if self._is_refused(cost) or os.path.exists(path):
+        least, until = self._refused
+        if (cost >= least and time.monotonic() < until) or os.path.exists(path):
             return
         if not self._ready:
             self._prepare()
@@ -207,10 +212,6 @@ class DiskCache(ChunkCache):
                 _write_off(account, sweep_parts(self._folder)[1])
                 self._ready = True
 
-    def _is_refused(self, cost: int) -> bool:
-        least, until = self._refused
-        return cost >= least and time.monotonic() < until
-
     def _reserve(self, cost: int) -> str | None:
         """Add an entry to the total and return the file to write it to, or None if there is no room."""
         with self._ledger.hold(_LOCK_S) as account:
@@ -230,7 +231,7 @@ class DiskCache(ChunkCache):
         return (account.used or 0) + cost > self.size_limit
 
     def _release(self, part: str, cost: int) -> None:
-        """Delete a part and take it off the total; one that is gone was taken for abandoned, and off the total."""
+        """Delete a part and subtract it from the total, unless another process did because it seemed abandoned."""
         try:
             with self._ledger.hold(_LOCK_S) as account:
                 os.unlink(part)
@@ -245,8 +246,8 @@ class DiskCache(ChunkCache):
                 return
             self._off = True
         warnings.warn(
-            f"the cache in {self.path} cannot be written ({exc}); what is in it is used, nothing more is stored: free "
-            "some space there, or give the cache another folder",
+            f"the cache in {self.path} cannot be written ({exc}); its entries are used, but nothing more is stored: "
+            "free some space there, or choose another folder",
             PenstockWarning,
             stacklevel=2,
         )
@@ -255,14 +256,14 @@ class DiskCache(ChunkCache):
 
     def _make_room(self, account: LockedUsage, cost: int) -> None:
         self._evict(account, cost)
-        # Another count finds what others deleted and new victims. Under "lru" there always are some; else not so often.
+        # Counting again finds what others deleted, and new entries to evict: always under "lru", else rarely.
         due = time.monotonic() - self._counted_at >= _COUNT_AGAIN_S
         if self._over(account, cost) and (due or self.eviction == "lru"):
             self._recount(account)
             self._evict(account, cost)
 
     def _recount(self, account: LockedUsage) -> None:
-        """Count all files, and list those that may go, the longest unused first."""
+        """Count all files, and list those that may be evicted, least recently used first."""
         total, _ = sweep_parts(self._folder)  # first: one that is moved meanwhile counts twice, not never
         may_go = []
         before_ns = {"none": 0, "idle": self._since_ns, "lru": sys.maxsize}[self.eviction]
@@ -289,14 +290,14 @@ class DiskCache(ChunkCache):
     # -- deleting -----------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Delete all entries of this folder, whoever stored them, and the folders that were made for them.
+        """Delete all entries of this folder, by whatever process, and the folders that were created for them.
 
-        What other processes write meanwhile may stay. Files and folders that no cache made are left alone.
+        What other processes write meanwhile may stay. Files and folders that no cache created are kept.
         """
         self._delete([entry.path for entry in entries(self._folder)])
 
     def clear_own(self) -> None:
-        """Delete the entries that this object has stored, and folders of ours that are empty then."""
+        """Delete the entries that this object has stored, and then our empty folders."""
         made, self._made = self._made, set()
         self._delete([entry_path(self._folder, key) for key in made])
 
@@ -322,24 +323,13 @@ def _write_off(account: LockedUsage | None, cost: int) -> None:
         account.write(account.used - cost)
 
 
-def _make(kind: type[DiskCache], path: str, size_limit: int | None, eviction: Eviction) -> DiskCache:
-    return kind(path, size_limit, eviction=eviction)
-
-
-def _existing(path: str) -> str:
-    """Return the nearest folder at or above `path` that exists."""
-    while not os.path.isdir(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    return path
-
-
 def user_cache_folder() -> str:
-    """Return the folder for Penstock's caches of this user, by the rules of the platform; makes nothing."""
+    """Return the folder for Penstock's caches of this user, by the rules of the platform; creates nothing."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~\\AppData\\Local")
         return os.path.join(base, "penstock", "Cache")
     if sys.platform == "darwin":
         return os.path.expanduser("~/Library/Caches/penstock")
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The standard says that a relative path there counts for nothing.
+    # The XDG standard says to ignore a relative path.
     return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "penstock")

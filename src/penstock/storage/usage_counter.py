@@ -1,8 +1,8 @@
-"""How many bytes a cache on disk holds, in one small file that all its processes share.
+"""The number of bytes that a disk cache holds, in one small file shared by all its processes.
 
-`disk_cache` asks before it writes and says what it has deleted. The figure changes only under a lock of the operating
-system, which ends with the process that holds it, whatever ends the process. It may be too high after a kill (a file
-announced and never written), not too low; a count of the files puts it right. Reading entries needs no lock.
+`disk_cache` asks before it writes and reports what it has deleted. The number changes only under a lock of the
+operating system, which is released when the process that holds it ends. After a kill it may be too high (a file
+announced and never written), never too low; counting the files corrects it. Reading entries needs no lock.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.0005, 0.02
 
 
 class LockedUsage:
-    """The figure while the lock is held."""
+    """The number while the lock is held."""
 
     __slots__ = ("_fd", "used")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self.used: int | None = _parse(os.read(fd, _RECORD.size + _CHECK.size))
-        """Bytes in use; None: not known, count the files."""
+        """Bytes in use; None: unknown, count the files."""
 
     def write(self, used: int) -> None:
-        """Set the figure."""
+        """Set the number."""
         self.used = max(0, used)
         record = _RECORD.pack(_MAGIC, self.used)
         os.lseek(self._fd, 0, os.SEEK_SET)
@@ -45,14 +45,14 @@ class LockedUsage:
 
 
 class UsageCounter:
-    """The figure of one cache folder; safe for threads and processes."""
+    """The usage counter of one cache folder; safe for threads and processes."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._mutex = threading.Lock()  # on some network filesystems the lock below holds between processes only
+        self._mutex = threading.Lock()  # on some network filesystems file locks work between processes only
 
     def peek(self) -> int | None:
-        """Return the figure as it was a moment ago, without a lock; None if it is not known."""
+        """Return the number without a lock, so possibly outdated; None if it is unknown."""
         try:
             with open(self._path, "rb", buffering=0) as file:
                 return _parse(file.read(_RECORD.size + _CHECK.size))
@@ -61,9 +61,9 @@ class UsageCounter:
 
     @contextlib.contextmanager
     def hold(self, timeout_s: float) -> Iterator[LockedUsage | None]:
-        """Hold the lock and give the account, or None if others held the lock for all that time.
+        """Hold the lock and give the usage, or None if others held the lock for `timeout_s`.
 
-        A process that was stopped while it had the lock does not stop the others: they store nothing meanwhile.
+        A process that is stopped while it has the lock does not block the others: they store nothing meanwhile.
         """
         deadline = time.monotonic() + timeout_s
         if not self._mutex.acquire(timeout=timeout_s):
@@ -93,18 +93,13 @@ class UsageCounter:
                         return None
                     time.sleep(wait_s)
                     wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-                if self._is_current(fd):
-                    return fd
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(fd), os.stat(self._path)):
+                        return fd
             except BaseException:
                 os.close(fd)
                 raise
             os.close(fd)
-
-    def _is_current(self, fd: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), os.stat(self._path))
-        except FileNotFoundError:
-            return False
 
 
 def _parse(record: bytes) -> int | None:

@@ -1,8 +1,8 @@
-"""Rows or tables to datasets, without Spark: the writing side of `penstock`.
+"""Write rows or tables as datasets, without Spark: the writing side of `penstock`.
 
-`write` and `Writer` take values through the schema's codecs to Parquet and put the dataset in its place in one step;
-`commit` does so for several writers. It stands above everything that reads and is used by none of it. What does the
-work is imported when something is written: programs that read need not wait for it.
+`write` and `Writer` take values through the schema's codecs to Parquet and publish the dataset in one step; `commit`
+does so for several writers. Nothing that reads imports this package, and its modules are imported when something is
+written.
 """
 
 from typing import TYPE_CHECKING, Any

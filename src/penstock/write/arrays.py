@@ -1,8 +1,8 @@
-"""Lists of plain values, and NumPy's columns, to Arrow arrays from buffers: what `pa.array` gives, sooner.
+"""Lists of plain values, and NumPy columns, to Arrow arrays from buffers: the result of `pa.array`, faster.
 
-`pa.array` looks at every value and imports pandas where it is installed, which costs a third of a second before the
-first row. Here one look at the types of a list decides; whatever is not plain is left to `pa.array` by returning None.
-Never converts a value: an array comes back only where it equals that of `pa.array`.
+`pa.array` looks at every value and imports pandas if it is installed, which costs a third of a second before the first
+row. Here one look at the types of a list decides; whatever is not plain is left to `pa.array` by returning None. Never
+converts a value: an array is returned only if it equals that of `pa.array`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 _NONE = type(None)
 _MOST = (1 << 31) - 1
-"""Bytes that 32-bit offsets reach."""
+"""Bytes that 32-bit offsets can address."""
 _LARGE = 64 << 10
 _JOINED = BufferPool()
 
 
 def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
-    """Return a list of bytes, text, whole numbers, floats or flags, with None for nulls, as an array of that type.
+    """Return a list of bytes, text, integers, floats or booleans, with None for nulls, as an array of that type.
 
-    None where the list holds anything else, or a number that the type cannot hold.
+    Returns None if the list has anything else, or a number that the type cannot hold.
     """
     types = set(map(type, cells))
     valid = np.array([cell is not None for cell in cells], np.bool_) if _NONE in types else None
@@ -36,7 +36,10 @@ def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
     if types == {bytes} and kind == pa.binary():
         return _bytes(cells, kind, valid)
     if types == {str} and kind == pa.string():
-        return _texts(cells, kind, valid)
+        try:
+            return _bytes([cell if cell is None else cell.encode() for cell in cells], kind, valid)
+        except UnicodeEncodeError:  # a lone surrogate
+            return None
     if valid is not None:
         cells = [0 if cell is None else cell for cell in cells]
     if types == {int} and pa.types.is_integer(kind):
@@ -53,9 +56,9 @@ def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
 
 
 def quick_column(values: NDArray[Any], kind: pa.DataType, mask: NDArray[np.bool_] | None) -> pa.Array:
-    """Return a flat array of numbers or flags as a column of its own type or a wider one.
+    """Return a flat array of numbers or booleans as a column of its own type or a wider one.
 
-    Numbers of the column's own type are not copied.
+    Numbers of the type of the column are not copied.
     """
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         return pa.array(values, kind, mask=mask)
@@ -75,23 +78,16 @@ def _bytes(cells: list[Any], kind: pa.DataType, valid: NDArray[np.bool_] | None)
 
 
 def _joined(cells: list[Any], offsets: NDArray[np.int64]) -> pa.Buffer:
-    """Return the cells end to end; large ones in memory that is used again, where Arrow's would be fresh pages."""
+    """Return the cells end to end; large ones in memory that is reused."""
     size = int(offsets[-1])
     if size < _LARGE:
         return pa.py_buffer(b"".join([cell for cell in cells if cell is not None]))
     block = _JOINED.take(size)
     for cell, start in zip(cells, offsets.tolist(), strict=False):
         if cell:
-            # NumPy copies without the interpreter's lock, which the threads that encode want every 100 us.
+            # NumPy copies without the GIL, which the encoding threads need every 100 us.
             np.copyto(block[start : start + len(cell)], np.frombuffer(cell, np.uint8))
     return pa.py_buffer(block)
-
-
-def _texts(cells: list[Any], kind: pa.DataType, valid: NDArray[np.bool_] | None) -> pa.Array | None:
-    try:
-        return _bytes([cell if cell is None else cell.encode() for cell in cells], kind, valid)
-    except UnicodeEncodeError:  # half of a pair of surrogates
-        return None
 
 
 def _integers(cells: list[int], kind: pa.DataType, valid: NDArray[np.bool_] | None) -> pa.Array | None:

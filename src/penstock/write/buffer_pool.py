@@ -1,9 +1,9 @@
-"""Large blocks of memory that are used again.
+"""A pool of large memory blocks that are reused.
 
-A row's image is copied when it is taken and needed until it is encoded, a moment later in another thread; encoded
-cells lie end to end until their row group is written. Memory fresh from the system costs four times the copying itself
-(a page fault for every 4 KiB, 138 us for 256x256 colours against 33), so it comes back here. Safe for threads; keeps a
-bounded number of bytes.
+An image is copied when its row is taken and needed until it is encoded, a moment later in another thread; encoded cells
+lie end to end until their row group is written. Fresh memory of the system costs four times as much as the copy (a page
+fault every 4 KiB: 138 us for 256x256 colours, against 33), so blocks come back here. Thread-safe; keeps a bounded
+number of bytes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEAST_BYTES = 64 << 10
-"""Smaller arrays come from memory that the process has already."""
+"""Smaller arrays come from the allocator of the process."""
 MOST_BYTES = 64 << 20
-"""Bytes kept for later, all sizes together."""
+"""Most bytes kept, all sizes together."""
 _CLASS_BYTES = 64 << 10
 
 
 class BufferPool:
-    """Memory of copies that are no longer needed."""
+    """Blocks that are free to be reused."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
         self._bytes = 0
-        self._lock = threading.RLock()  # a finalizer may run inside of it, in the same thread
+        self._lock = threading.RLock()  # a finalizer may run while it is held, in the same thread
 
     def copy(self, value: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy of an array, laid out like it."""
+        """Return a copy of an array with the same layout."""
         if value.nbytes < LEAST_BYTES or not value.flags.c_contiguous or value.dtype.hasobject:
             return value.copy(order="K")
         copied = self._pop(value.nbytes)[: value.nbytes].view(value.dtype).reshape(value.shape)
@@ -44,7 +44,7 @@ class BufferPool:
         return copied
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """Return a block of bytes that comes back by itself when nobody, Arrow included, holds it any more."""
+        """Return a block that comes back by itself when nobody, Arrow included, holds it any more."""
         memory = self._pop(size)
         block = memory[:size]
         weakref.finalize(block, self._put, memory).atexit = False
@@ -66,7 +66,7 @@ class BufferPool:
                 self._bytes += memory.nbytes
 
     def give_back(self, copies: Iterable[Any]) -> None:
-        """Take the memory of copies that nobody looks at any more; anything else is passed over."""
+        """Take back the memory of copies that nobody uses any more; ignores anything else."""
         for copied in copies:
             memory = getattr(copied, "base", None)
             if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.nbytes % _CLASS_BYTES == 0:

@@ -1,7 +1,8 @@
-"""Arrow columns to the types they are stored in, as rows would be taken: what would change a value is refused.
+"""Cast Arrow columns to the types they are stored in, as strictly as rows: what would change a value is refused.
 
-Arrow's safe cast still makes text of numbers and numbers of text, flags of any number, infinity of a large float, days
-of timestamps. Types are compared once for a column; values are looked at only where the cast might have lost some.
+Arrow's safe cast still turns numbers into text and text into numbers, any number into a boolean, large floats into
+infinity, timestamps into days. Types are compared once for a column; values are checked only if the cast might have
+lost some.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ _TAKES = {
     "temporal": {"temporal"},
     "text": {"text", "bytes"},
 }
-"""What a column of each form is made of, where `_is_other` agrees; of numbers Arrow makes no bytes."""
+"""From which forms a column of each form can be made, if `_is_other` agrees; Arrow makes no bytes of numbers."""
 
 
 def cast_column(column: pa.Array, stored: pa.Field, first: int) -> pa.Array:
-    """Return an Arrow column in its stored type; SchemaError names the column, and the row where a value is lost."""
+    """Return an Arrow column in its stored type; SchemaError names the column, and the row if a value is lost."""
     where = f"column {stored.name!r}, rows from {first}: the table has {column.type}, the schema stores {stored.type}"
     pairs = list(_pairs(column.type, stored.type))
     for given, wanted in pairs:
         if _is_other(given, wanted):
             raise SchemaError(
-                f"{where}: {given} is not turned into {wanted}; cast the column before, or change the field's dtype"
+                f"{where}: {given} is not converted to {wanted}; cast the column first, or change the field's dtype"
             )
     if form_of(column.type) == "dictionary" and form_of(stored.type) != "dictionary":
         column = column.dictionary_decode()  # old versions of Arrow cast no dictionary to another type
@@ -45,8 +46,8 @@ def cast_column(column: pa.Array, stored: pa.Field, first: int) -> pa.Array:
         made = column.cast(stored.type)
     except pa.ArrowException as error:
         raise SchemaError(
-            f"{where}: {error}; cast the column, encode its cells with the field's codec, or give rows instead of a "
-            "table"
+            f"{where}: {error}; cast the column, encode its cells with the codec of the field, or pass rows instead "
+            "of a table"
         ) from error
     if any(_is_risky(given, wanted) for given, wanted in pairs):
         rows = np.arange(first, first + len(column))
@@ -64,7 +65,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _pairs(given: pa.DataType, wanted: pa.DataType) -> Iterator[tuple[pa.DataType, pa.DataType]]:
-    """Yield the types of values that become one another, inside lists, structs and maps too."""
+    """Yield the types of values before and after the cast, inside lists, structs and maps too."""
     given, wanted = _plain(given), _plain(wanted)
     forms = (form_of(given), form_of(wanted))
     if set(forms) <= _LISTS:
@@ -81,7 +82,7 @@ def _pairs(given: pa.DataType, wanted: pa.DataType) -> Iterator[tuple[pa.DataTyp
 
 
 def _is_other(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether a cast would make something else of values: text of numbers, a number of a time."""
+    """Tell whether a cast would change the kind of values: numbers to text, times to numbers."""
     takes = _TAKES.get(form_of(wanted))
     if given == wanted or takes is None or form_of(given) == "null":
         return False
@@ -99,7 +100,7 @@ def _sort(kind: pa.DataType) -> str:
 
 
 def _is_risky(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether Arrow's own checks are not enough: narrow floats, flags of numbers, days of timestamps."""
+    """Tell whether Arrow's own checks are not enough: narrower floats, numbers to booleans, timestamps to days."""
     if given == wanted or form_of(given) == "null":
         return False
     if pa.types.is_floating(wanted):
@@ -140,7 +141,7 @@ def _map_lists(column: Any) -> Any:
 
 
 def _refuse_lost(old: Any, new: Any, rows: NDArray[Any], name: str) -> None:
-    """Raise for the first value that is another one after the cast."""
+    """Raise for the first value that differs after the cast."""
     import pyarrow.compute as pc
 
     if not _is_risky(old.type, new.type):
@@ -153,7 +154,7 @@ def _refuse_lost(old: Any, new: Any, rows: NDArray[Any], name: str) -> None:
         lost = pc.not_equal(new.cast(pa.float64()), old.cast(pa.float64()))
     else:
         lost = pc.is_inf(new.cast(pa.float64()))
-        if pa.types.is_floating(old.type):  # what was infinite may stay so
+        if pa.types.is_floating(old.type):  # infinity is allowed
             lost = pc.and_(lost, pc.invert(pc.is_inf(old.cast(pa.float64()))))
     index = pc.index(lost, True).as_py()
     if index >= 0:

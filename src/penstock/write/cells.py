@@ -1,7 +1,7 @@
 """One value to one cell, one list of cells to an Arrow column, and every way that can fail.
 
-Used by all three forms of input. Values pass through the field's codec; every error names the row, the field, what the
-schema wants, what came, and what to do. Knows neither batches nor files.
+Used by all three forms of input. Values pass through the codec of the field; every error names the row, the field, what
+the schema expects, what was given, and what to do. Knows neither batches nor files.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def is_slow(field: UnischemaField) -> bool:
-    """Tell whether encoding a field is work for other cores: images, zipped arrays, codecs of users.
+    """Tell whether a field is expensive to encode and worth another core: images, zipped arrays, custom codecs.
 
-    Scalars and plain arrays are not: copying their values into a cell costs no more than handing them over.
+    Scalars and plain arrays are not: copying their values into a cell costs no more than passing them on.
     """
     return has_cells(field.codec) and type(field.codec) is not NdarrayCodec
 
 
 def encode_cell(field: UnischemaField, value: Any, index: int) -> Any:
-    """Return the stored form of a value of row `index`; None stays None where the field allows it."""
+    """Return the stored form of a value of row `index`; None stays None if the field is nullable."""
     if isinstance(value, np.ma.MaskedArray):
         value = unmasked(field, value, index)
     if is_missing(value):
@@ -54,7 +54,7 @@ def encode_cell(field: UnischemaField, value: Any, index: int) -> Any:
 
 
 def unmasked(field: UnischemaField, value: Any, index: int) -> Any:
-    """Return the values of a masked array: None where all are masked, in a list None for those that are."""
+    """Return the values of a masked array: None if all are masked, and in a list None for those that are."""
     mask = np.ma.getmaskarray(value)
     if value is np.ma.masked or (mask.size and mask.all()):
         return None
@@ -69,12 +69,14 @@ def unmasked(field: UnischemaField, value: Any, index: int) -> Any:
 
 
 def is_ours(codec: Any) -> bool:
-    """Tell whether a codec is one of Penstock's, which take arrays and keep none."""
+    """Tell whether a codec is one of Penstock's, which take arrays and keep no reference."""
     return type(codec).__module__.startswith("penstock.codecs")
 
 
 def encode_cells(field: UnischemaField, values: list[Any], first: int) -> list[Any]:
-    """Return the stored forms of values that are not None, or are `EncodedCell`; the first has the number `first`."""
+    """Return the stored forms of values, some of which may be None or `EncodedCell`; the first has the index
+    `first`.
+    """
     codec, cells = field.codec, []
     try:
         for value in values:
@@ -95,11 +97,11 @@ class EncodedCell:
 
 
 def plain_types(field: UnischemaField) -> frozenset[type]:
-    """Return the Python types whose values are stored as they are, found by trying: they need no call each."""
+    """Return the Python types whose values are stored unchanged, found by trying: they need no call each."""
     if type(field.codec) is not ScalarCodec or field.shape:
         return frozenset()
     found = set()
-    for probe in (7, 1.5, True, "text"):  # floats that 32 bits cannot hold are found in `array_of`
+    for probe in (7, 1.5, True, "text"):  # floats too large for 32 bits are found in `array_of`
         with contextlib.suppress(Exception):
             cell = field.codec.encode(field, probe)
             if type(cell) is type(probe) and cell == probe:
@@ -108,10 +110,10 @@ def plain_types(field: UnischemaField) -> frozenset[type]:
 
 
 def keep_value(field: UnischemaField, value: Any, index: int, spares: BufferPool | None) -> Any:
-    """Return a value to be encoded later: checked where that is cheap, and an array copied where there are `spares`.
+    """Return a value to be encoded later: checked if that is cheap, and, with `spares`, copied.
 
-    Pictures of Pillow, and whatever else says it is an array, become arrays here. What could change and is no array is
-    encoded at once, where there are spares.
+    Pillow images, and other objects with an array interface, become arrays here. Other mutable objects are encoded at
+    once, if there are spares.
     """
     given = value
     if isinstance(value, np.ma.MaskedArray):
@@ -132,21 +134,21 @@ def keep_value(field: UnischemaField, value: Any, index: int, spares: BufferPool
             check_array(field, value)
         except ValueError as error:
             raise _misfit(index, field, value, error) from error
-    if spares is None or (value is not given and type(value.base) is bytes):  # which nobody can change
+    if spares is None or (value is not given and type(value.base) is bytes):  # which is immutable
         return value
     return own(value) if value.dtype.hasobject else spares.copy(value)
 
 
 _OTHER_COLOURS = {"P", "PA", "HSV", "YCbCr", "CMYK", "LAB"}
-"""Modes of Pillow whose numbers are no grey and no RGB, though their arrays look like it."""
+"""Pillow modes whose numbers are neither grey nor RGB, though their arrays look like it."""
 
 
 def as_pixels(value: Any) -> Any:
-    """Return a picture of Pillow, or another object that says it is an array, as one; ValueError for other colours."""
+    """Return a Pillow image, or another object with an array interface, as an array; ValueError for other colours."""
     mode = getattr(value, "mode", None)
     if mode in _OTHER_COLOURS and any(base.__module__.startswith("PIL.") for base in type(value).__mro__):
         raise ValueError(
-            f"a picture of mode {mode!r} has no RGB in it; convert it with image.convert('RGB'), or give "
+            f"an image of mode {mode!r} has no RGB values; convert it with image.convert('RGB'), or give "
             "np.asarray(image) to store its numbers as they are"
         )
     return np.asarray(value)
@@ -162,20 +164,16 @@ def _encode(field: UnischemaField, value: Any) -> Any:
         return list_cell(field, value)
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if _is_typed(field):
+    kind = field.numpy_dtype
+    if isinstance(kind, type) and issubclass(kind, np.number | np.bool_ | np.str_):
         if isinstance(value, str | bytes) and not issubclass(field.numpy_dtype, np.str_):
-            raise ValueError(f"{value!r:.50} is text")
+            raise ValueError(f"{value!r:.50} is text")  # noqa: TRY004 -- becomes a SchemaError with row and field
         return _SCALAR.encode(field, value)
     keep = not isinstance(value, np.generic) or isinstance(value, np.datetime64 | np.timedelta64)
-    return value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
+    return value if keep else value.tolist()  # not for times: tolist() turns nanoseconds into integers
 
 
 _SCALAR = ScalarCodec()
-
-
-def _is_typed(field: UnischemaField) -> bool:
-    kind = field.numpy_dtype
-    return isinstance(kind, type) and issubclass(kind, np.number | np.bool_ | np.str_)
 
 
 def _misfit(index: int, field: UnischemaField, value: Any, reason: Exception) -> SchemaError:
@@ -197,24 +195,24 @@ def wanted(field: UnischemaField) -> str:
 
 
 def refuse_null(field: Any, index: int) -> None:
-    """Raise unless a field, or an Arrow column, may be null."""
+    """Raise unless a field, or an Arrow column, is nullable."""
     if not field.nullable:
         kind = field.type if isinstance(field, pa.Field) else wanted(field)
         raise SchemaError(
-            f"row {index}, field {field.name!r}: a value is needed ({kind}) and there is none; give one, or make the "
-            "field nullable=True"
+            f"row {index}, field {field.name!r}: missing value, but the field is not nullable ({kind}); give one, "
+            "or make the field nullable=True"
         )
 
 
 def refuse_nulls(column: pa.Array, stored: pa.Field, first: int) -> pa.Array:
-    """Return a column as it is, unless it has a null that the field forbids."""
+    """Return a column unchanged; raises if it has a null and the field is not nullable."""
     if column.null_count and not stored.nullable:
         refuse_null(stored, first + column.is_null().to_pylist().index(True))
     return column
 
 
 def refuse_names(names: Iterable[str], known: Mapping[str, Any] | Sequence[str], *, index: int | None = None) -> None:
-    """Raise ColumnNotFound for the first name that the schema does not have."""
+    """Raise ColumnNotFound for the first name that is not in the schema."""
     for name in names:
         if name not in known:
             where, what = (f"row {index}: ", "key") if index is not None else ("", "column")
@@ -225,7 +223,7 @@ def refuse_names(names: Iterable[str], known: Mapping[str, Any] | Sequence[str],
 
 
 def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
-    """Return encoded cells as a column of the stored type; SchemaError names the first row that does not fit it."""
+    """Return encoded cells as a column of the stored type; SchemaError names the first row that does not fit."""
     quick = quick_array(cells, stored.type)
     return refuse_nulls(_slow_array(cells, stored, first) if quick is None else quick, stored, first)
 
@@ -236,10 +234,10 @@ def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
         _refuse_large(cells, stored, first)
     if is_moment(leaf):
         cells = _timed(cells, stored, leaf, first)
-    elif leaf != stored.type or pa.types.is_nested(stored.type):  # Arrow takes lists of lists, no array of several axes
+    elif leaf != stored.type or pa.types.is_nested(stored.type):  # Arrow takes lists of lists, no nested array
         cells = [_unrolled(cell) for cell in cells]
     try:
-        if pa.types.is_timestamp(stored.type) and stored.type.tz:  # NumPy's times have no zone: instants in UTC
+        if pa.types.is_timestamp(stored.type) and stored.type.tz:  # NumPy times have no zone: they are in UTC
             return pa.array(cells, pa.timestamp(stored.type.unit)).cast(stored.type)
         return pa.array(cells, stored.type)
     except _MISFITS:
@@ -257,7 +255,7 @@ def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
 def _timed(cells: list[Any], stored: pa.Field, leaf: pa.DataType, first: int) -> list[Any]:
     stack = stacked(cells)
     if stack is not None:
-        with contextlib.suppress(ValueError):  # which of them it is, the next loop tells
+        with contextlib.suppress(ValueError):  # the next loop finds which one it is
             return list(timed(stack, leaf))
     found = []
     for index, cell in enumerate(cells, first):
@@ -269,7 +267,7 @@ def _timed(cells: list[Any], stored: pa.Field, leaf: pa.DataType, first: int) ->
 
 
 def _unrolled(cell: Any) -> Any:
-    """Return a cell with lists in the place of arrays."""
+    """Return a cell with lists instead of arrays."""
     if isinstance(cell, np.ndarray):
         return cell.tolist()
     if isinstance(cell, list) and any(isinstance(one, np.ndarray | list) for one in cell):
@@ -278,7 +276,7 @@ def _unrolled(cell: Any) -> Any:
 
 
 def _refuse_large(cells: list[Any], stored: pa.Field, first: int) -> None:
-    """Refuse a number that would be stored as infinite."""
+    """Refuse a number that would be stored as infinity."""
     kind = scalar_dtype(stored.type)
     for index, cell in enumerate(cells, first):
         if isinstance(cell, int | float | np.number) and np.isfinite(cell):
@@ -291,9 +289,9 @@ def _refuse_large(cells: list[Any], stored: pa.Field, first: int) -> None:
 
 
 def check_limits(column: pa.Array, name: str, limits: Any, first: int) -> None:
-    """Refuse a number that the stored type holds and the field's does not: it would come back as another.
+    """Refuse a number that the stored type can hold but the field cannot: it would be read as another one.
 
-    `limits` is NumPy's `iinfo` or `finfo` of the field's dtype; a list column is looked at value by value.
+    `limits` is the `iinfo` or `finfo` of the dtype of the field; in a list column every value is checked.
     """
     import pyarrow.compute as pc
 
@@ -301,7 +299,7 @@ def check_limits(column: pa.Array, name: str, limits: Any, first: int) -> None:
     while leaf_of(column.type) != column.type:
         rows = rows[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)]
         column = pc.list_flatten(column)
-    if isinstance(limits, np.finfo):  # what is infinite or no number may stay so
+    if isinstance(limits, np.finfo):  # infinity and NaN are allowed
         column = pc.if_else(pc.is_finite(column), column, pa.scalar(0, column.type))
     least, most = (float(limits.min), float(limits.max)) if isinstance(limits, np.finfo) else (limits.min, limits.max)
     found = pc.min_max(column)

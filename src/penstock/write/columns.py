@@ -1,7 +1,7 @@
-"""A dict of equally long columns to works: arrays and lists are encoded, Arrow columns are taken as stored.
+"""A dict of equally long columns to encode tasks: arrays and lists are encoded, Arrow columns are stored as they are.
 
-First stage for dicts of columns. Slices are encoded by `pipeline` like any work; numbers that are stored as they stand
-pass without a look at any of them. `hands` says whether the caller may change its arrays while the works are waiting.
+First stage for dicts of columns. `pipeline` encodes the slices like any task; arrays of the stored type pass without a
+look at their values. `hands` says whether the caller may change its arrays while tasks are waiting.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ if TYPE_CHECKING:
 def column_works(
     columns: Mapping[str, Any], layout: StorageLayout, first: int, *, start: int, hands: Hands
 ) -> Iterator[EncodeTask]:
-    """Cut a dict of columns into works, from its row `start` on; that row has the number `first`."""
+    """Cut a dict of columns into tasks, from its row `start` on; that row has the index `first`."""
     count = length(columns)
     refuse_names(columns, layout.columns.names)
     while start < count:
         stop = min(start + _step(columns, start, hands.batch_bytes), count)
-        parts = {name: _part(column, start, stop, copy=hands.copy) for name, column in columns.items()}
+        parts = {name: column[start:stop] for name, column in columns.items()}
+        if hands.copy:
+            parts = {name: own(part) for name, part in parts.items()}
         size = sum(int(getattr(part, "nbytes", 8 * (stop - start))) for part in parts.values())
         yield EncodeTask(first, stop - start, size, partial(_make, parts, layout, first, stop - start))
         first, start = first + stop - start, stop
 
 
 def length(columns: Mapping[str, Any]) -> int:
-    """Return the number of rows; SchemaError where something is no column, or lengths differ."""
+    """Return the number of rows; raises SchemaError if something is not a column, or lengths differ."""
     for name, column in columns.items():
         is_column = hasattr(column, "__len__") and hasattr(column, "__getitem__")
         if not is_column or isinstance(column, str | bytes | bytearray | Mapping):
             raise SchemaError(
-                f"column {name!r}: expected an array or list, got {type(column).__name__}; give a single row as [row]"
+                f"column {name!r}: expected an array or list, got {type(column).__name__}; pass a single row as [row]"
             )
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -59,22 +61,17 @@ def length(columns: Mapping[str, Any]) -> int:
 
 
 def _step(columns: Mapping[str, Any], start: int, most_bytes: int) -> int:
-    """Return how many rows to encode at a time: fewer where rows are large."""
+    """Return how many rows to encode at a time: fewer if rows are large."""
     if all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns.values()):
         return encode_task.TABLE_ROWS
     size = sum(int(getattr(column[start], "nbytes", 8)) for column in columns.values())
     return max(1, min(encode_task.BATCH_ROWS, most_bytes // max(size, 1)))
 
 
-def _part(column: Any, start: int, stop: int, *, copy: bool) -> Any:
-    part = column[start:stop]
-    return own(part) if copy else part
-
-
 def _make(parts: Mapping[str, Any], layout: StorageLayout, first: int, count: int) -> pa.RecordBatch:
     arrays = []
     for stored in layout.columns:
-        field = layout.unischema.fields.get(stored.name)  # a struct has none: its members have
+        field = layout.unischema.fields.get(stored.name)  # None for a struct: its members have fields
         part = parts.get(stored.name)
         if part is None:
             refuse_null(field or stored, first)
@@ -99,7 +96,7 @@ def _column(part: Any, field: UnischemaField, stored: pa.Field, first: int) -> p
 
 
 def _is_plain(part: Any, field: UnischemaField, stored: pa.Field) -> bool:
-    """Whether a slice is one flat array of the very numbers that are stored: no codec has anything to do."""
+    """Tell whether a slice is a flat array of exactly the stored numbers: no codec has anything to do."""
     return (
         isinstance(part, np.ndarray)
         and part.ndim == 1

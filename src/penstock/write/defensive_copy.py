@@ -1,7 +1,6 @@
-"""Copies of values that wait for their batch, so that whoever gave them may use them again.
+"""Copy values that wait for their batch, so that the caller may change them.
 
-Copies what can change and hands back what cannot, at the price of one look at its type. Knows neither fields nor
-batches.
+Copies what is mutable and returns what is not, at the cost of one look at its type. Knows neither fields nor batches.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ FIXED: frozenset[type] = frozenset(
         *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
     ]
 )
-"""Types whose values never change; those of NumPy's scalars are found by their base."""
+"""Immutable types; those of NumPy scalars are recognised by their base class."""
 
 
 def own(value: Any) -> Any:
-    """Return a value that nobody else can change: the same where it cannot change at all, else a copy of all of it.
+    """Return a value that nobody else can change: the same object if it is immutable, else a deep copy.
 
     >>> rows = [[1, 2], [3]]
     >>> mine = own(rows)
@@ -47,5 +46,5 @@ def own(value: Any) -> Any:
 
 
 def is_fixed(value: Any) -> bool:
-    """Tell whether a value can never change."""
+    """Tell whether a value is immutable."""
     return type(value) in FIXED or (isinstance(value, np.generic) and not isinstance(value, np.void))

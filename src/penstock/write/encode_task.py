@@ -1,7 +1,7 @@
-"""A bit of work between the user's data and the files: some rows, and how to make a stored batch of them.
+"""A unit of work between the user's data and the files: some rows, and the function that encodes them.
 
-`rows`, `columns` and `tables` cut what comes into works, in order; `pipeline` carries them out on all cores. Holds the
-sizes they are cut to, and does nothing itself.
+`rows`, `columns` and `tables` cut the input into tasks, in order; `pipeline` runs them on all cores. Contains the sizes
+to cut to, and does nothing itself.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 4096
-"""Most rows that are encoded in one go."""
+"""Most rows that are encoded at once."""
 BATCH_BYTES = 8 << 20
-"""Bytes of values after which a batch is closed: forty colour images of 256x256; ten of them cost a tenth more time."""
+"""A batch is closed at this many bytes of values: forty colour images of 256x256; ten take a tenth more time."""
 LEAST_BATCH_BYTES = 2 << 20
-"""What a batch may have however small the row groups are."""
+"""A batch may have at least this many bytes, however small the row groups are."""
 TABLE_ROWS = 1 << 16
-"""Most rows of an Arrow batch that is taken as it is stored."""
+"""Most rows of an Arrow batch that is stored without encoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """Rows that are to become one batch in storage form."""
+    """Rows that become one batch in storage form."""
 
     first: int
-    """Number of the first row, counted over all that was written."""
+    """Index of the first row, counted over everything written."""
     num_rows: int
     num_bytes: int
-    """Memory that the rows hold until they are encoded, about."""
+    """Approximate memory of the rows until they are encoded."""
     make: Callable[[], pa.RecordBatch]
-    """Encodes them; safe to call in any thread, once."""
+    """Encodes them; may be called in any thread, once."""

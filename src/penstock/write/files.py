@@ -1,8 +1,8 @@
-"""Arrow batches to Parquet files: cuts row groups by their encoded bytes and files by rows, one folder a partition.
+"""Arrow batches to Parquet files: cuts row groups by encoded bytes and files by rows, one folder a partition.
 
-Takes batches in storage form from `pipeline` and writes below a folder that `stage` gives. Keeps at most one row group
-for each open partition, and all of them together within `BUFFERED_GROUPS` row groups. Tells of checkpoints: moments at
-which the rows in finished files are exactly the first ones that came. Makes nothing atomic or durable itself.
+Takes batches in storage form from `pipeline` and writes below a folder that `staging` chose. Buffers at most one row
+group for each open partition, and `BUFFERED_GROUPS` row groups in all. Reports checkpoints: moments at which the rows
+in finished files are exactly the first ones that came. Makes nothing atomic or durable itself.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 BUFFERED_GROUPS = 4
-"""Row groups' worth of bytes that all partitions together may hold back; then the fullest is written."""
+"""Row groups of bytes that all partitions together may buffer; then the fullest is written."""
 GROUP_ROWS = 1 << 20
-"""Rows that a row group never exceeds: pyarrow would cut it there by itself."""
+"""Most rows of a row group: pyarrow would cut it there by itself."""
 OPEN_FILES = 64
-"""Files open at a time; a partition that comes back later gets a new file."""
+"""Most open files; a partition that comes back later gets a new file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Written:
     files: int
     row_groups: int
     bytes: int
-    """Size of the files together."""
+    """Total size of the files."""
 
     def __str__(self) -> str:
         return printable(
@@ -63,7 +63,7 @@ class Written:
 def row_bytes(batch: pa.RecordBatch) -> NDArray[np.int64]:
     """Return the encoded bytes of each row, before compression.
 
-    Exact for fixed-width and for binary and string columns; nested ones count their average. Never 0.
+    Exact for fixed-width, binary and string columns; nested ones count their average. Never 0.
     """
     total = np.ones(batch.num_rows, np.int64)
     for column in batch.columns:
@@ -93,7 +93,7 @@ def _offsets(column: pa.Array, kind: type[np.signedinteger[Any]]) -> NDArray[np.
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition: rows waiting for their row group, and the open file."""
+    """One folder: rows that wait for their row group, and the open file."""
 
     path: str
     waiting: list[pa.RecordBatch] = field(default_factory=list)
@@ -109,12 +109,12 @@ class _Partition:
 
 
 class FileWriter:
-    """Writes batches below one folder. Call `finish` at the end, or `abandon`."""
+    """Writes batches below one folder. Call `checkpoint` at the end, or `abandon`."""
 
     sync_soon: Callable[[str], None] | None = None
-    """Told the path of an open file that has grown by a row group."""
+    """Called with the path of an open file that has grown by a row group."""
     check: Callable[[], None] | None = None
-    """Raises where no more files are wanted; asked before each."""
+    """Called before each new file; raises if no more files are wanted."""
 
     def __init__(
         self, place: tuple[FileSystem, str], layout: StorageLayout, options: WriteOptions, checkpoint: Tell
@@ -129,34 +129,32 @@ class FileWriter:
         self._safe_rows = 0
 
     def go_on(self, files: Sequence[DoneFile]) -> None:
-        """Begin where an earlier writer has left these files."""
+        """Continue after these files of an earlier writer."""
         for file in files:
             folder = self._folder(posixpath.dirname(file.path))
             folder.num_files = max(folder.num_files, int(file.path[-len("000000.parquet") : -len(".parquet")]) + 1)
             self._safe_rows += file.rows
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take the next rows, in order; writes whatever row groups they complete."""
+        """Take the next rows, in order; writes the row groups that they complete."""
         for path, part in split(batch, self._layout.partition_by):
             self._append(self._folder(path), part)
         self._relieve()
-        if self._layout.partition_by and self._is_time():
-            self.checkpoint()
-
-    def _is_time(self) -> bool:
-        """With partitions, files end together now and then, when on average those that are open are full."""
-        num_open = sum(folder.writer is not None for folder in self._folders.values())
-        return self._options.rows_per_file is None and self._fresh_bytes >= FILE_BYTES * max(num_open, 1)
+        if self._layout.partition_by and self._options.rows_per_file is None:
+            # With partitions, all files are closed together, once the open ones are full on average.
+            num_open = sum(folder.writer is not None for folder in self._folders.values())
+            if self._fresh_bytes >= FILE_BYTES * max(num_open, 1):
+                self.checkpoint()
 
     def checkpoint(self) -> None:
-        """End all open files, so that every row that came is in a finished one."""
+        """Close all open files, so that every row that came is in a finished one."""
         for folder in self._folders.values():
             self._flush(folder)
             self._close(folder)
         self._mark()
 
     def abandon(self) -> None:
-        """Close what is open, without regard to what is in it."""
+        """Close what is open, whatever it contains."""
         for folder in self._folders.values():
             for opened in (folder.writer, folder.sink):
                 with contextlib.suppress(OSError, ValueError, pa.ArrowException):
@@ -184,23 +182,20 @@ class FileWriter:
                 folder.waiting.append(batch.slice(start, stop - start))
                 folder.waiting_rows += stop - start
                 folder.waiting_bytes += int(ends[stop - 1]) - before
-            if stop < batch.num_rows or self._is_full(folder):
+            if stop < batch.num_rows or folder.file_rows + folder.waiting_rows == self._options.rows_per_file:
                 self._flush(folder)
             start = stop
 
     def _cut(self, folder: _Partition, ends: NDArray[np.int64], start: int, before: int) -> int:
-        """Return where the waiting row group ends within the batch: by bytes, and by the rows left in the file."""
+        """Return where the buffered row group ends within the batch: by bytes, and by the rows left in the file."""
         room = self._options.row_group_bytes - folder.waiting_bytes + before
         stop = min(int(np.searchsorted(ends, room, side="right")), start + GROUP_ROWS - folder.waiting_rows)
         if self._options.rows_per_file is not None:
             stop = min(stop, start + self._options.rows_per_file - folder.file_rows - folder.waiting_rows)
         return max(stop, start if folder.waiting_rows else start + 1)
 
-    def _is_full(self, folder: _Partition) -> bool:
-        return folder.file_rows + folder.waiting_rows == self._options.rows_per_file
-
     def _flush(self, folder: _Partition) -> None:
-        """Write what waits as one row group; close the file if it is full."""
+        """Write the buffered rows as one row group; close the file if it is full."""
         if not folder.waiting_rows:
             return
         if folder.writer is None:
@@ -213,15 +208,11 @@ class FileWriter:
         folder.file_rows += folder.waiting_rows
         folder.file_bytes += folder.waiting_bytes
         folder.waiting, folder.waiting_rows, folder.waiting_bytes = [], 0, 0
-        if self._is_file_full(folder):
+        most = self._options.rows_per_file
+        if folder.file_bytes >= FILE_BYTES if most is None else folder.file_rows >= most:
             self._close(folder)
         elif self.sync_soon is not None:
             self.sync_soon(posixpath.join(self._root, folder.file))
-
-    def _is_file_full(self, folder: _Partition) -> bool:
-        if self._options.rows_per_file is not None:
-            return folder.file_rows >= self._options.rows_per_file
-        return folder.file_bytes >= FILE_BYTES
 
     def _open(self, folder: _Partition, schema: pa.Schema) -> None:
         if self.check is not None:
@@ -251,7 +242,7 @@ class FileWriter:
             self._mark()
 
     def _relieve(self) -> None:
-        """Keep rows held back and files held open within bounds, whatever the number of partitions."""
+        """Limit buffered rows and open files, whatever the number of partitions."""
         while sum(folder.waiting_bytes for folder in self._folders.values()) > (
             BUFFERED_GROUPS * self._options.row_group_bytes
         ):

@@ -1,8 +1,8 @@
-"""What one writer has made safe: a folder of small files, in which each checkpoint names the files finished since.
+"""What one writer has made durable: a folder of small files, in which each checkpoint names the files finished since.
 
-`files` tells of finished files, in order; this module forces them to disk and only then says so, in a thread of its
-own. A writer that resumes reads from here how many rows are safe and which files hold them; whatever else lies there
-is of no use. The names of the files are those of `dataset.incomplete`, which reads them for messages.
+`files` reports finished files, in order; this module forces them to disk and only then records them, in a thread of its
+own. A writer that resumes reads from here how many rows are safe and which files contain them; all other files are
+ignored. The names of the files are those of `dataset.incomplete`, which reads them for messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DoneFile:
 
 
 class Journal:
-    """The record of one writer; `record` may be called from any one thread."""
+    """The journal of one writer; `record` may be called from any one thread."""
 
     def __init__(self, fs: FileSystem, folder: str, data: str) -> None:
         self._fs, self.folder, self._data = fs, folder, data
@@ -49,7 +49,7 @@ class Journal:
         self._early: Future[None] | None = None
 
     def load(self) -> None:
-        """Read what a writer has made safe; a checkpoint that is damaged or missing ends it."""
+        """Read what a writer has made durable; stops at a checkpoint that is damaged or missing."""
         for path in checkpoints(self._fs, self.folder):
             found = read_json(self._fs, path)
             if found is None or posixpath.basename(path) != _name(self._number):
@@ -57,22 +57,16 @@ class Journal:
             self.files += [DoneFile(*file) for file in found["files"]]
             self.rows, self._number = int(found["rows"]), self._number + 1
 
-    def go_on(self) -> None:
-        """Read what an earlier writer has made safe, to add to it."""
-        self.load()
-        self._forget()
-
-    def begin_anew(self) -> None:
-        """Forget an earlier attempt."""
-        self._forget()
-
-    def _forget(self) -> None:
+    def start(self, *, resume: bool) -> None:
+        """Read what an earlier writer has made durable, to continue it; without `resume`, remove it."""
+        if resume:
+            self.load()
         remove(self._fs, self._path(DONE))
         for path in checkpoints(self._fs, self.folder)[self._number :]:
             remove(self._fs, path)
 
     def facts(self) -> dict[str, Any] | None:
-        """Return what `begin` has stored, None where there is nothing."""
+        """Return what `begin` has stored, None if nothing."""
         return read_json(self._fs, self._path(BEGIN))
 
     def begin(self, facts: Mapping[str, Any]) -> None:
@@ -81,7 +75,7 @@ class Journal:
         put_json(self._fs, self._path(BEGIN), {"version": VERSION, **facts})
 
     def sync_soon(self, path: str) -> None:
-        """Begin to force an open file to disk, unless that is going on already; then its end has less to wait for."""
+        """Start to force an open file to disk, unless one is in progress; closing it then takes less time."""
         if self._early is None or self._early.done():
             self._early = self._threads().submit(sync_file, self._fs, path)
 
@@ -91,10 +85,10 @@ class Journal:
         return self._pool
 
     def record(self, rows: int, files: Sequence[DoneFile]) -> None:
-        """Make `files` safe, and say that the first `rows` rows are; returns at once, `wait` tells of failures."""
+        """Make `files` durable, then record that the first `rows` rows are; returns at once, `wait` raises failures."""
         if self._last is not None and self._last.done():
             self._last.result()
-        # One after another: a checkpoint counts only with all those before it.
+        # In order: a checkpoint counts only together with all those before it.
         self._last = self._threads().submit(self._record, self._last, rows, list(files))
 
     def _record(self, before: Future[None] | None, rows: int, files: list[DoneFile]) -> None:
@@ -110,22 +104,22 @@ class Journal:
         self.rows, self._number = rows, self._number + 1
 
     def wait(self) -> None:
-        """Return when everything recorded is safe."""
+        """Return when everything recorded is durable."""
         if self._last is not None:
             self._last.result()
 
     def end(self) -> None:
-        """Say that this writer has no more rows."""
+        """Record that this writer has no more rows."""
         self.wait()
         put_json(self._fs, self._path(DONE), {"rows": self.rows, "checkpoints": self._number})
 
     def is_done(self) -> bool:
-        """Tell whether `end` was called and all that it counted was found by `load`."""
+        """Tell whether `end` was called and `load` found everything that it counted."""
         found = read_json(self._fs, self._path(DONE))
         return found is not None and (found["rows"], found["checkpoints"]) == (self.rows, self._number)
 
     def close(self) -> None:
-        """End the thread; what was recorded is finished first."""
+        """End the thread, after everything recorded is finished."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None

@@ -1,7 +1,7 @@
-"""What the columns of a dataset look like on disk: the schema of its files and how Parquet stores each column.
+"""The columns of a dataset on disk: the schema of its files and how Parquet stores each column.
 
-Built once for every `write` from the Unischema; `inputs` encodes to it and `files` writes by it. Pure: holds no data
-and touches no file.
+Built once for every write from the Unischema; the input stages encode to it and `files` writes by it. Pure: contains no
+data and touches no file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.schema.unischema import Unischema
 
 CHECKSUMS = {"write_page_checksum": True} if "write_page_checksum" in signature(pq.ParquetWriter).parameters else {}
-"""So that readers notice flipped bits; pyarrow has it from version 15 on."""
+"""Lets readers notice flipped bits; available from pyarrow 15 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class StorageLayout:
 
     unischema: Unischema
     columns: pa.Schema
-    """Storage types of all columns, partition columns included, in the order of the schema."""
+    """Storage types of all columns, including partition columns, in the order of the schema."""
     partition_by: tuple[str, ...]
     cells: frozenset[str]
-    """Columns whose cells a codec has encoded as bytes."""
+    """Columns whose cells are encoded as bytes by a codec."""
     limits: Mapping[str, np.iinfo[Any] | np.finfo[Any]]
-    """Columns stored in a wider type than the field's (uint8 lies in int16), and what their values may be."""
+    """Columns stored in a wider type than the field's (uint8 in int16), and the range of their values."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it is made of: NumPy's `finfo` does not pickle."""
+        """Pickle the arguments: `np.finfo` does not pickle."""
         return plan_layout, (self.unischema, self.columns, self.partition_by)
 
     @property
@@ -57,14 +57,15 @@ class StorageLayout:
 
     @property
     def whole(self) -> pa.Schema:
-        """The schema of a dataset without rows, whose partition columns are in no folder name."""
+        """The schema of a dataset without rows, which has no folders for its partition columns."""
         return pa.schema(list(self.columns), metadata=self.in_files.metadata)
 
     def parquet_options(self, compression: Compression) -> dict[str, Any]:
         """Return the keywords of `pyarrow.parquet.ParquetWriter` for these columns.
 
         Encoded cells get no dictionary (every cell differs, and building one costs memory and time) and no statistics
-        (the least JPEG means nothing); floats get no dictionary either, which would slow reading. Pages get checksums.
+        (the smallest JPEG means nothing); floats get no dictionary either, which would slow down reading. Pages get
+        checksums.
         """
         flat = [field for field in self.columns if field.name not in self.cells and not pa.types.is_nested(field.type)]
         coded = [field.name for field in flat if not pa.types.is_floating(field.type)]
@@ -76,7 +77,7 @@ class StorageLayout:
         }
 
     def _compression(self, given: Compression) -> dict[str, str] | str:
-        """Return Parquet's codec, or one for each leaf: as given for a column or leaf, else as "auto" has it."""
+        """Return the Parquet codec, or one for each leaf: as given for a column or leaf, else that of "auto"."""
         if given != AUTO and (given is None or isinstance(given, str)):
             return _codec(given)
         packed = {name for name in self.cells if _is_compressed(self.unischema.fields[name].codec)}
@@ -121,9 +122,9 @@ def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence
     """Check the partition columns and return the layout of a dataset.
 
     Raises:
-        ColumnNotFound: a partition column that the schema does not have.
+        ColumnNotFound: a partition column that is not in the schema.
         SchemaError: a partition column that cannot be a folder name, no column left for the files, or a type that
-            could be written and never read again.
+            could be written but not read again.
     """
     for field in columns:
         if _has_empty_lists(field.type):
@@ -135,7 +136,7 @@ def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence
     for name in partition_by:
         _check_partition(name, columns, cells)
     if columns.names and len(partition_by) == len(columns.names):
-        raise SchemaError("partition_by takes every column, so that the files would have none; leave one out")
+        raise SchemaError("partition_by names every column, so the files would have none; leave one out")
     return StorageLayout(unischema, columns, tuple(partition_by), cells, _limits(unischema, columns))
 
 
@@ -176,7 +177,7 @@ def _check_partition(name: str, columns: pa.Schema, cells: frozenset[str]) -> No
     kind = columns.field(name).type
     if name in cells or not can_be_folder(kind):
         raise SchemaError(
-            f"partition_by: column {name!r} is stored as {kind}, which a folder name does not keep; only numbers, "
+            f"partition_by: column {name!r} is stored as {kind}, which a folder name cannot represent; only numbers, "
             "strings, booleans, dates, timestamps and decimals can be folder names: cast it to one of them"
         )
     if not name:

@@ -1,7 +1,7 @@
 """The cells of list columns, of fields with a shape and no codec: checked value by value before Arrow sees them.
 
-Arrow splits text into letters, cuts numbers, and takes bytes for text. What is refused here is a ValueError that says
-what came; `cells` adds row and field. Arrays of numbers are looked at whole, never value by value.
+Arrow splits text into letters, truncates numbers, and takes bytes for text. What is refused here is a ValueError that
+says what was given; `cells` adds row and field. Arrays of numbers are checked as a whole.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _PLAIN = FIXED - {range}
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a value is none: None, or pandas' NaT or NA, which are known by name."""
+    """Tell whether a value is missing: None, or NaT or NA of pandas, which are recognised by name."""
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def list_cell(field: UnischemaField, value: Any) -> Any:
-    """Return the cell of a list column: an array, or nested lists; ValueError for what the field does not hold."""
+    """Return the cell of a list column: an array, or nested lists; ValueError for what the field cannot hold."""
     kind = field.numpy_dtype
     if type(value) is np.ndarray and value.ndim and value.dtype.type is kind:
         return value
     if isinstance(value, str) or (isinstance(value, bytes | bytearray) and kind is not np.uint8):
-        cure = "give [value] for one item" + ("" if isinstance(value, str) else ", np.frombuffer(value) for numbers")
-        raise ValueError(f"got {type(value).__name__} where a list is wanted; {cure}")
+        cure = "pass [value] for one item" + ("" if isinstance(value, str) else ", np.frombuffer(value) for numbers")
+        raise ValueError(f"got {type(value).__name__} but the field is a list; {cure}")
     if kind is None:  # lists of lists, maps: Arrow knows their type
         return value
     if isinstance(value, bytes | bytearray):
@@ -47,7 +47,7 @@ def list_cell(field: UnischemaField, value: Any) -> Any:
 
 
 def _as_lists(value: Any) -> Any:
-    """Return an array of plain values as it is, and what else holds values as nested lists of scalars and arrays."""
+    """Return an array of plain values unchanged, and other containers as nested lists of scalars and arrays."""
     if isinstance(value, np.ndarray) and value.dtype != object and value.ndim:
         return value
     if type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN:
@@ -57,7 +57,7 @@ def _as_lists(value: Any) -> Any:
     if not isinstance(value, list | tuple | np.ndarray) and hasattr(value, "__array__"):
         return _as_lists(np.asarray(value))  # torch, JAX, a Series
     if not isinstance(value, Collection) or isinstance(value, Mapping) or getattr(value, "ndim", 1) == 0:
-        raise ValueError(f"got {type(value).__name__} where a list is wanted; give a list or an array")
+        raise ValueError(f"got {type(value).__name__} but the field is a list; pass a list or an array")
     return [_item(one) for one in value]
 
 
@@ -75,7 +75,7 @@ def _item(value: Any) -> Any:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the values of nested lists but for nulls."""
+    """Yield the values of nested lists, except nulls."""
     if isinstance(value, list | tuple | np.ndarray):
         for one in value:
             yield from _leaves(one)
@@ -110,7 +110,7 @@ _CHECKS: dict[Any, Callable[[UnischemaField, Any], Any]] = {np.str_: _texts, np.
 
 
 def _numbers(kind: np.dtype[Any], value: Any) -> Any:
-    """Return the value; ValueError for a number that the dtype does not hold: Arrow would cut it."""
+    """Return the value; ValueError for a number that the dtype cannot hold: Arrow would truncate it."""
     if isinstance(value, np.ndarray):
         flat = value.ravel()
     else:
@@ -128,9 +128,9 @@ def _numbers(kind: np.dtype[Any], value: Any) -> Any:
 
 
 def _refuse_others(kind: np.dtype[Any], value: Any, flat: Any) -> Any:
-    """Refuse times, text and complex numbers: Arrow would take some of them for numbers. What is left is its to say."""
+    """Refuse times, text and complex numbers: Arrow would take some of them for numbers."""
     if flat.dtype != object:
-        raise ValueError(f"got {flat.dtype} in a list of {kind.name}; give numbers")
+        raise ValueError(f"got {flat.dtype} in a list of {kind.name}; pass numbers")
     for leaf in _leaves(value):
         if isinstance(leaf, (str, bytes, *NO_NUMBERS)):
             raise _other_leaf("numbers", leaf)

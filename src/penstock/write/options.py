@@ -1,7 +1,7 @@
 """What `penstock.write` and `penstock.Writer` accept, checked once into a frozen value.
 
-The public names take flat keywords and build a `WriteOptions`; everything below takes that value. The defaults of
-writing live here; nothing here looks at rows, files or a schema.
+The public functions take flat keywords and build a `WriteOptions`; everything below takes that value. The defaults of
+writing are here; nothing here looks at rows, files or a schema.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ ROW_GROUP_BYTES = 16 << 20
 """Encoded bytes of a row group: large enough to read at full speed, small enough that 24 of them fit a shuffle window
 of 1 GiB with room to spare."""
 FILE_BYTES = 512 << 20
-"""A file is closed once it holds this many encoded bytes, where `rows_per_file` does not say otherwise."""
+"""A file is closed at this many encoded bytes, unless `rows_per_file` is given."""
 MOST_PARTS = 1_000_000
-"""Six digits keep a million files, and as many parts, in order when sorted by name."""
+"""Six digits keep a million files, and as many parts, sorted by name."""
 AUTO = "auto"
 CODECS = ("snappy", "zstd", "gzip", "brotli", "lz4", "none", "uncompressed")
-"""Names of compression; the last two mean the same."""
+"""Names of compression codecs; the last two mean the same."""
 
 Compression = str | Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How to write a dataset: what the keywords of `penstock.write` say, checked."""
+    """How to write a dataset: the checked keywords of `penstock.write`."""
 
     row_group_bytes: int
-    """Most encoded bytes of a row group; a single larger row still gets one."""
+    """Most encoded bytes of a row group; a single larger row is still one."""
     rows_per_file: int | None
-    """Rows of every file but the last of its folder; None: files of about `FILE_BYTES`."""
+    """Rows of every file except the last of its folder; None: files of about `FILE_BYTES`."""
     partition_by: tuple[str, ...]
     """Columns whose values become folders, outermost first."""
     overwrite: bool
-    """Replace a dataset that is there."""
+    """Replace an existing dataset."""
     compression: Compression
-    """A Parquet codec, or one for each column; None: none; "auto": snappy, and none for cells compressed already."""
+    """A Parquet codec, or one for each column; None: none; "auto": snappy, and none for cells that are compressed
+    already."""
     resume: bool = False
-    """Go on where an earlier writer stopped, and keep what is safe if this one stops."""
+    """Continue where an earlier writer stopped, and keep finished files if this one stops."""
     part: int | None = None
     """Which of several writers this is; None: the only one."""
     workers: int | None = None
@@ -57,7 +58,13 @@ class WriteOptions:
             value = getattr(self, name)
             if (value is not None or not none) and not (_is_whole(value) and value >= 1):
                 raise PlanError(f"{name} must be a whole number of at least 1{none}; got {value!r}")
-        _check_codecs(self.compression)
+        given = self.compression
+        for codec in given.values() if isinstance(given, Mapping) else [given]:
+            if codec not in (None, AUTO) and str(codec).lower() not in CODECS:
+                raise PlanError(
+                    f"compression must be one of {', '.join(map(repr, CODECS))}, None, 'auto', or a dict of column to "
+                    f"one of them; got {codec!r}"
+                )
         if len(set(self.partition_by)) < len(self.partition_by):
             raise PlanError(f"partition_by names a column twice: {list(self.partition_by)}")
         if self.part is not None and not (_is_whole(self.part) and 0 <= self.part < MOST_PARTS):
@@ -70,32 +77,23 @@ class WriteOptions:
 
     @property
     def batch(self) -> tuple[int, int]:
-        """Rows and bytes that are encoded in one go: no more than a file's, and about a row group's at most."""
+        """Rows and bytes that are encoded at once: at most a file's rows, and about a row group's bytes."""
         rows = min(encode_task.BATCH_ROWS, self.rows_per_file or encode_task.BATCH_ROWS)
         return rows, min(encode_task.BATCH_BYTES, max(self.row_group_bytes, encode_task.LEAST_BATCH_BYTES))
 
     @property
     def prefix(self) -> str:
-        """What the names of this writer's files begin with; parts are in order when files are sorted by name."""
+        """Prefix of this writer's file names; sorted by name, the parts are in order."""
         return "part-" if self.part is None else f"part-{self.part:06d}-"
 
 
 def _is_whole(value: object) -> bool:
-    """Tell whether a value is a whole number, of Python or NumPy; flags are none."""
+    """Tell whether a value is an integer, of Python or NumPy; booleans are not."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def _check_codecs(compression: Compression) -> None:
-    for name in compression.values() if isinstance(compression, Mapping) else [compression]:
-        if name not in (None, AUTO) and str(name).lower() not in CODECS:
-            raise PlanError(
-                f"compression must be one of {', '.join(map(repr, CODECS))}, None, 'auto', or a dict of column to one "
-                f"of them; got {name!r}"
-            )
-
-
 def available_cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1

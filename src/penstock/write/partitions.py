@@ -1,9 +1,9 @@
 """Rows to the folders of a Hive-partitioned dataset.
 
-Sits between the encoded batches and `files`: says which rows go to which folder (`country=NZ/year=2024`). Values are
-%-encoded where Hive and Spark do it (Petastorm decodes none, so a space stays a space), a null is
+Stands between the encoded batches and `files`: decides which rows go to which folder (`country=NZ/year=2024`). Values
+are %-encoded like Hive and Spark do (Petastorm decodes none, so a space stays a space), null is
 `__HIVE_DEFAULT_PARTITION__`, booleans are `true` and `false`, instants are times in UTC. The types of the columns are
-stored with the schema (see `layout`); a value that would not read back as it was is refused. Opens nothing.
+stored with the schema (see `layout`); a value that would not read back unchanged is refused. Opens nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
 """Hive's list."""
 _MOST_BYTES = 255
-"""Of a folder's name, on nearly all file systems."""
+"""Longest name of a folder on nearly all file systems."""
 
 
 def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -42,13 +42,16 @@ def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa
     order = np.argsort(inverse, kind="stable")
     counts = np.bincount(inverse, minlength=len(folders))
     first = np.cumsum(counts) - counts
-    rows = batch.take(_indices(order))
+    import pyarrow as pa
+
+    indices = np.ascontiguousarray(order, np.int64)
+    rows = batch.take(pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(indices)]))
     for i in np.argsort(order[first], kind="stable").tolist():
         yield folders[i], rows.slice(int(first[i]), int(counts[i]))
 
 
 def _folders(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[list[str], NDArray[np.intp]]:
-    """Return the distinct folders and, for each row, which one it belongs to."""
+    """Return the distinct folders and, for each row, the index of its folder."""
     codes = np.zeros(batch.num_rows, np.int64)
     texts: list[list[str]] = []
     for name in names:
@@ -68,17 +71,17 @@ def _path(code: int, texts: list[list[str]]) -> str:
 
 
 def _segments(name: str, column: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the distinct `name=value` texts of a column and each row's number among them."""
+    """Return the distinct `name=value` texts of a column and, for each row, the index of its text."""
     values, codes = _distinct(column)
     used, rows = np.unique(codes, return_inverse=True)
-    numbers: dict[str, int] = {}  # texts, not values: 0.0 equals -0.0 and nan does not equal nan
+    numbers: dict[str, int] = {}  # by text: 0.0 equals -0.0 and nan does not equal nan
     texts = [NULL if code < 0 else segment(name, values[code], column.type) for code in used.tolist()]
     found = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
     return [f"{_escaped(name)}={text}" for text in numbers], found[rows.reshape(-1)]
 
 
 def _distinct(column: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Return the values of a column, most of them once, and for each row which of them it has; -1: null."""
+    """Return the values of a column, most of them once, and for each row the index of its value, -1 for null."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -97,7 +100,7 @@ def _distinct(column: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
 
 
 def segment(name: str, value: pa.Scalar, kind: pa.DataType) -> str:
-    """Return the text of a partition value in a folder name, once it is sure that it reads back as the same value."""
+    """Return the text of a partition value in a folder name; raises SchemaError if it would not read back the same."""
     text = _text(name, value)
     escaped = _escaped(text)
     if text in ("", NULL):
@@ -107,14 +110,14 @@ def segment(name: str, value: pa.Scalar, kind: pa.DataType) -> str:
     if len(f"{_escaped(name)}={escaped}".encode()) > _MOST_BYTES:
         raise SchemaError(
             f"partition_by: column {name!r} has the value {text[:40]!r}..., whose folder name would be longer than "
-            f"{_MOST_BYTES} bytes, which file systems do not take; use a shorter value"
+            f"{_MOST_BYTES} bytes, the limit of most file systems; use a shorter value"
         )
     try:
         same = parse(text, kind).equals(value) or text == "nan"
     except (ValueError, NotImplementedError):  # pyarrow's are both
         same = False
     if not same:
-        raise SchemaError(f"partition_by: column {name!r} has the value {text}, which a folder name does not keep")
+        raise SchemaError(f"partition_by: column {name!r} has the value {text}, which a folder name cannot represent")
     return escaped
 
 
@@ -128,7 +131,7 @@ def _text(name: str, value: pa.Scalar) -> str:
         found = value.as_py()
     except pa.ArrowInvalid as error:
         raise SchemaError(
-            f"partition_by: column {name!r} has nanoseconds, which folder names do not keep ({error}); round it "
+            f"partition_by: column {name!r} has nanoseconds, which folder names cannot represent ({error}); round it "
             "to microseconds"
         ) from error
     except (OverflowError, ValueError) as error:
@@ -146,10 +149,3 @@ def _text(name: str, value: pa.Scalar) -> str:
 
 def _escaped(text: str) -> str:
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
-
-
-def _indices(order: NDArray[np.intp]) -> Any:
-    import pyarrow as pa
-
-    values = np.ascontiguousarray(order, np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])

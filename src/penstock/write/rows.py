@@ -1,8 +1,8 @@
-"""Rows, one dict each, to works: values leave the dict at once, and what is slow to encode is encoded later.
+"""Rows, one dict each, to encode tasks: cheap values are encoded at once, expensive ones later in other threads.
 
 First stage for `Writer.append` and for iterables of dicts. When `add` returns, the caller may change or reuse the row
-and all that it holds: it is copied where it could change, or encoded already where all other threads had enough to do.
-Nothing is held but the rows of one batch. What a single value may be is said in `cells`.
+and everything in it: mutable values are copied, or encoded already if all other threads were busy. Buffers the rows of
+one batch only. `cells` says what a single value may be.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
     from penstock.write.layout import StorageLayout
 
 _NUMBER_BYTES = 32
-"""A Python number in a list, about."""
+"""Approximate size of a Python number in a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """What becomes of values that are slow to encode."""
+    """How values that are expensive to encode are handled."""
 
     is_busy: Callable[[], bool]
-    """Whether the other threads have enough to do: then the caller's encodes as well, which spares a copy."""
+    """Whether the other threads are busy: then the caller encodes as well, which saves a copy."""
     copy: bool
-    """Whether values may change once the row is taken, so that what waits has to be a copy."""
+    """Whether values may change after the row was taken, so that waiting ones must be copies."""
     batch_rows: int = encode_task.BATCH_ROWS
     """Rows after which a batch is closed."""
     batch_bytes: int = encode_task.BATCH_BYTES
     """Bytes of values after which a batch is closed."""
     spares: BufferPool = dataclasses.field(default_factory=BufferPool)
-    """Where the memory of copies goes when they are encoded."""
+    """Where the memory of copies goes after they are encoded."""
 
 
 class RowBuffer:
-    """The rows of the batch that is being filled, as columns."""
+    """The rows of the current batch, as columns."""
 
     def __init__(self, layout: StorageLayout, first: int, hands: Hands) -> None:
         fields = layout.unischema.fields
@@ -75,9 +75,9 @@ class RowBuffer:
         self.num_rows = self._bytes = 0
 
     def add(self, row: Any) -> None:
-        """Take one row; SchemaError where it does not fit, and then it is not taken."""
+        """Take one row; raises SchemaError if it does not match, and then it is not taken."""
         index = self._first + self.num_rows
-        if type(row) is not dict and not isinstance(row, Mapping):  # the second takes a microsecond
+        if type(row) is not dict and not isinstance(row, Mapping):  # the second check takes a microsecond
             raise SchemaError(
                 f"row {index}: expected a dict of field name to value, got {type(row).__name__}; "
                 "namedtuples can be given as row._asdict()"
@@ -91,9 +91,12 @@ class RowBuffer:
             if type(value) in plain:
                 size += _NUMBER_BYTES
             elif slow and value is not None:
-                # By the value's size and not the cell's: where a batch ends must not depend on who was busy.
+                # The size of the value, not of the cell: where a batch ends must not depend on which thread was busy.
                 size += getattr(value, "nbytes", _NUMBER_BYTES)
-                value = self._keep(field, value, index, busy=busy)
+                if busy:
+                    value = EncodedCell(own(encode_cell(field, value, index)))
+                else:
+                    value = keep_value(field, value, index, self._hands.spares if self._hands.copy else None)
             else:
                 value = encode_cell(field, value, index)
                 if type(value) not in FIXED and self._hands.copy:
@@ -105,17 +108,12 @@ class RowBuffer:
         self.num_rows += 1
         self._bytes += size
 
-    def _keep(self, field: UnischemaField, value: Any, index: int, *, busy: bool) -> Any:
-        if busy:
-            return EncodedCell(own(encode_cell(field, value, index)))
-        return keep_value(field, value, index, self._hands.spares if self._hands.copy else None)
-
     def is_full(self) -> bool:
         """Tell whether the batch is large enough to be encoded."""
         return self.num_rows >= self._hands.batch_rows or self._bytes >= self._hands.batch_bytes
 
     def take(self) -> EncodeTask:
-        """Return the rows so far as one work, and begin the next batch."""
+        """Return the rows so far as one task, and start the next batch."""
         make = partial(_make, self._cells, self._layout, self._first, self._hands)
         taken = EncodeTask(self._first, self.num_rows, self._bytes, make)
         self._first += self.num_rows
@@ -124,7 +122,7 @@ class RowBuffer:
 
 
 def _size(cell: Any) -> int:
-    """Return about how many bytes a cell holds on to while it waits."""
+    """Return the approximate bytes that a cell keeps in memory while it waits."""
     if isinstance(cell, bytes | bytearray | str):
         return len(cell)
     if isinstance(cell, list | tuple) and cell:
@@ -142,7 +140,7 @@ def _make(cells: list[list[Any]], layout: StorageLayout, first: int, hands: Hand
 
 
 def _encoded(column: list[Any], field: UnischemaField, first: int, hands: Hands) -> list[Any]:
-    """Encode the values of a column; the memory of their copies is free then, unless a codec of the user has them."""
+    """Encode the values of a column; the memory of copies is reused, unless a custom codec may still hold it."""
     cells = encode_cells(field, column, first)
     if hands.copy and is_ours(field.codec):
         hands.spares.give_back(column)

@@ -1,8 +1,8 @@
-"""What the user hands over, brought to one of four forms: Arrow data, columns, rows, or Arrow batches in turn.
+"""Whatever the user passes, normalised to one of four forms: Arrow data, columns, rows, or a stream of Arrow batches.
 
-First look at any input, for `write` and `Writer.extend`: DataFrames become Arrow (or columns, where a codec has to see
-values), datasets of other libraries become readers. From the form the layout is planned and the works are cut. Imports
-no library of DataFrames unless it was given an object of one: then it is there.
+First look at any input, for `write` and `Writer.extend`: DataFrames become Arrow (or columns, if a codec has to see
+values), datasets of other libraries become readers. The layout is planned and tasks are cut from the normal form.
+Imports a DataFrame library only if it was passed an object of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
 
 
 class Tables:
-    """Tables or batches of Arrow, one after another, and the schema they come with where they have one."""
+    """A stream of Arrow tables or batches, with their schema if they have one."""
 
     def __init__(
         self, first: Any, rest: Iterator[Any], unischema: Unischema | None = None, num_rows: int | None = None
@@ -48,7 +48,7 @@ class Tables:
 def normal_form(data: Any, schema: Unischema | None) -> Any:
     """Return the data as Arrow, `Tables`, a mapping of columns, or an iterable of rows."""
     library = _library(data)
-    if isinstance(data, (*ARROW, Mapping, Tables)) and library != "datasets":  # whose dict of splits is a dict too
+    if isinstance(data, (*ARROW, Mapping, Tables)) and library != "datasets":  # its DatasetDict is a dict too
         return _columns(data, schema) if isinstance(data, Mapping) else data
     if library == "pandas":
         return _from_pandas(data, schema)
@@ -74,7 +74,7 @@ def _library(data: Any) -> str:
 
 
 def _columns(columns: Mapping[Any, Any], schema: Unischema | None) -> Mapping[str, Any]:
-    """Return a dict of columns; a Series of pandas or Polars is taken as it would be from a frame."""
+    """Return a dict of columns; a pandas or Polars Series is converted as it would be in a frame."""
     _check_columns(columns)
     if not any(_library(column) in ("pandas", "polars") for column in columns.values()):
         return columns
@@ -93,7 +93,7 @@ def _plain_column(name: str, column: Any, schema: Unischema | None) -> Any:
     kind = column.dtype.kind if isinstance(column.dtype, np.dtype) else "O"
     if kind in "biumM" or (kind == "f" and _has_nan(fields, name)):
         return column.to_numpy()
-    import pandas as pd  # which is there, since the column is
+    import pandas as pd  # installed, since the column is of it
 
     frame = _from_pandas(pd.DataFrame({name: pd.array(column, column.dtype)}), schema)
     return frame[name] if isinstance(frame, Mapping) else frame.column(0)
@@ -111,7 +111,7 @@ def _check_columns(columns: Mapping[Any, Any]) -> None:
 
 
 def _from_iterable(data: Any, schema: Unischema | None) -> Any:
-    """Return rows as they are, but for Arrow batches and DataFrames in turn, which the first one shows."""
+    """Return rows unchanged, and streams of Arrow batches or DataFrames, recognised by the first one, as `Tables`."""
     if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         raise SchemaError(
             f"cannot write {type(data).__name__}; give an iterable of dicts, a dict of columns, Arrow data, or a "
@@ -136,7 +136,7 @@ def _is_table(item: Any) -> bool:
 
 
 def _from_frames(items: Iterable[Any], schema: Unischema | None) -> Iterator[Any]:
-    """Yield DataFrames in turn as Arrow."""
+    """Yield a stream of DataFrames as Arrow."""
     for index, item in enumerate(items):
         if not _is_table(item):
             raise SchemaError(
@@ -156,7 +156,7 @@ def _from_frames(items: Iterable[Any], schema: Unischema | None) -> Iterator[Any
 
 
 def _from_pandas(frame: Any, schema: Unischema | None) -> Any:
-    """Return a frame as Arrow; columns of arrays that a codec is to encode stay as they are."""
+    """Return a frame as Arrow; columns of arrays for a codec stay as they are."""
     if not hasattr(frame, "columns"):
         raise SchemaError(f"cannot write a pandas {type(frame).__name__}; give a DataFrame")
     names = [str(name) for name in frame.columns]
@@ -177,7 +177,7 @@ def _from_pandas(frame: Any, schema: Unischema | None) -> Any:
 
 
 def _pandas_table(frame: Any, fields: Mapping[str, Any]) -> pa.Table:
-    """Return a frame as a table: of its index the levels that have a name."""
+    """Return a frame as a table, including the named levels of its index."""
     unnamed = [level for level, name in enumerate(frame.index.names) if name is None]
     is_named = len(unnamed) < len(frame.index.names)
     if is_named and unnamed:
@@ -200,7 +200,9 @@ def _pandas_table(frame: Any, fields: Mapping[str, Any]) -> pa.Table:
 
 
 def _with_nan(table: pa.Table, frame: Any, fields: Mapping[str, Any]) -> pa.Table:
-    """Return the table with NaN where a column of NumPy's floats has it: pandas' way to Arrow makes nulls of it."""
+    """Return the table with NaN where a column of NumPy floats has it: pandas' conversion to Arrow turns it into
+    null.
+    """
     levels = [frame.index.get_level_values(level) for level in range(frame.index.nlevels)]
     columns = [frame.iloc[:, index] for index in range(frame.shape[1])] + levels
     for index, (name, column) in enumerate(zip(table.column_names, columns, strict=False)):
@@ -211,7 +213,7 @@ def _with_nan(table: pa.Table, frame: Any, fields: Mapping[str, Any]) -> pa.Tabl
 
 
 def _has_nan(fields: Mapping[str, Any], name: str) -> bool:
-    """Tell whether a field has NaN; where it has none, NaN is a null: integers with gaps are floats in pandas."""
+    """Tell whether a field can hold NaN; if not, NaN means null: integers with gaps are floats in pandas."""
     kind = fields[name].numpy_dtype if name in fields else None
     return kind is None or np.dtype(kind).kind == "f"
 
@@ -223,12 +225,12 @@ def _has_arrays(column: Any, fields: Mapping[str, Any], name: str) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    """Tell whether a cell of an object column is none: pandas has four ways to say so."""
+    """Tell whether a cell of an object column is missing: pandas has four ways to say so."""
     return is_missing(value) or (isinstance(value, float) and value != value)
 
 
 def _from_polars(frame: Any) -> pa.Table:
-    """Return a frame as Arrow in the types that Parquet has; a lazy one is computed."""
+    """Return a frame as Arrow in types that Parquet has; a lazy one is computed."""
     if hasattr(frame, "collect"):
         frame = frame.collect()
     if not (hasattr(frame, "to_arrow") and hasattr(frame, "columns")):  # a Series has the first too
@@ -241,30 +243,26 @@ def _from_polars(frame: Any) -> pa.Table:
             )
     table = frame.to_arrow()
     kinds = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    kinds |= {view(): plain for view, plain in _views()}
+    views = {"string_view": pa.string(), "binary_view": pa.binary()}  # since pyarrow 16
+    kinds |= {getattr(pa, name)(): plain for name, plain in views.items() if hasattr(pa, name)}
     if not any(field.type in kinds for field in table.schema):
         return table
     return table.cast(pa.schema([field.with_type(kinds.get(field.type, field.type)) for field in table.schema]))
 
 
 def _strange_in(dtype: Any) -> str | None:
-    """Return the type in a Polars type that cannot be handed over: objects come as addresses, 128 bits not at all."""
+    """Return the Polars type inside a type that cannot be exported: objects come as addresses, 128 bits not at all."""
     if str(dtype) in ("Object", "Int128", "UInt128"):
         return str(dtype)
     inner = [dtype.inner] if hasattr(dtype, "inner") else [field.dtype for field in getattr(dtype, "fields", ())]
     return next((found for found in map(_strange_in, inner) if found is not None), None)
 
 
-def _views() -> list[tuple[Any, Any]]:
-    known = [("string_view", pa.string()), ("binary_view", pa.binary())]  # since pyarrow 16
-    return [(getattr(pa, name), plain) for name, plain in known if hasattr(pa, name)]
-
-
 # --- their layout -----------------------------------------------------------------------------------------------------
 
 
 def layout_of(data: Any, schema: Unischema | None, partition_by: tuple[str, ...]) -> StorageLayout:
-    """Return the layout that data in normal form is to have; SchemaError where it needs a schema and has none."""
+    """Return the layout of data in normal form; raises SchemaError if it needs a schema and has none."""
     if schema is not None:
         return schema_layout(schema, partition_by)
     if isinstance(data, (*ARROW, Tables)):
@@ -280,7 +278,7 @@ def layout_of(data: Any, schema: Unischema | None, partition_by: tuple[str, ...]
 
 
 def schema_layout(schema: Any, partition_by: tuple[str, ...]) -> StorageLayout:
-    """Return the layout of a schema that was given."""
+    """Return the layout of a given schema."""
     if not isinstance(schema, Unischema):
         raise SchemaError(f"schema must be a Unischema or None; got {type(schema).__name__}")
     return plan_layout(schema, arrow_schema(schema), partition_by)
@@ -291,7 +289,7 @@ def _infer(columns: Mapping[str, Any]) -> tuple[Unischema, pa.Schema]:
     from penstock.codecs import NdarrayCodec
 
     _refuse_none(columns)
-    length(columns)  # refuses what is no column
+    length(columns)  # raises if something is not a column
     stored, fields = [], []
     for name, column in columns.items():
         if isinstance(column, np.ndarray) and column.ndim > 1:
@@ -337,7 +335,7 @@ def _arrow_field(name: str, column: Any) -> pa.Field:
 
 
 def num_rows(data: Any) -> int | None:
-    """Return the number of rows where data in normal form knows it, for the progress bar."""
+    """Return the number of rows if data in normal form knows it, for the progress bar."""
     if isinstance(data, pa.Table | pa.RecordBatch | Tables):
         return None if data.num_rows is None else int(data.num_rows)
     if isinstance(data, Mapping):
@@ -346,10 +344,10 @@ def num_rows(data: Any) -> int | None:
 
 
 def works(data: Any, layout: StorageLayout, first: int, *, skip: int, hands: Hands) -> Iterator[EncodeTask]:
-    """Cut data in normal form into works, without its first `skip` rows; the next has the number `first`.
+    """Cut data in normal form into tasks, without its first `skip` rows; the next row has the index `first`.
 
     Raises:
-        StateMismatch: There are fewer rows than are to be skipped: these are not the data that an earlier writer had.
+        StateMismatch: There are fewer rows than to be skipped: it is not the data that the earlier writer had.
     """
     known = num_rows(data)
     if known is not None and known < skip:
@@ -362,15 +360,15 @@ def works(data: Any, layout: StorageLayout, first: int, *, skip: int, hands: Han
         return _from_tables(data, layout, first, skip)
     if isinstance(data, Tables):
         return _from_tables(data.parts, layout, first, skip)
-    if not isinstance(data, Sequence):  # what an iterator gave may change when it is asked for more
+    if not isinstance(data, Sequence):  # an iterator may change a row when it yields the next
         hands = dataclasses.replace(hands, copy=True)
     return _from_rows(data, layout, first, skip, hands)
 
 
 def _too_short(found: int, skip: int) -> StateMismatch:
     return StateMismatch(
-        f"the data ended after {found:,} rows, and {skip:,} are safe from the writer to be resumed; give the same rows "
-        "again, or begin anew with overwrite=True"
+        f"the data ended after {found:,} rows, but the writer to be resumed has {skip:,} safe rows; pass the same rows "
+        "again, or start again with overwrite=True"
     )
 
 

@@ -1,8 +1,7 @@
-"""Arrow data to works: columns are taken as they are stored, cast to the schema's types where that loses nothing.
+"""Arrow data to encode tasks: columns are stored as they are, cast to the types of the schema if that loses nothing.
 
-First stage for tables, batches and readers of Arrow, and with that for DataFrames. A field with a codec takes cells
-that are encoded already (binary), or lists and tensors, whose rows are encoded like any array. No row is copied that
-need not be.
+First stage for Arrow tables, batches and readers, and so for DataFrames. A field with a codec takes cells that are
+encoded already (binary), or lists and tensors, whose rows are encoded like any array. Copies rows only where necessary.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def table_works(data: Any, layout: StorageLayout, first: int) -> Iterator[EncodeTask]:
-    """Cut a table, batch or reader into works, in order."""
+    """Cut a table, batch or reader into tasks, in order."""
     refuse_names(data.schema.names, layout.columns.names)
     found = [data] if isinstance(data, pa.RecordBatch) else data
     if isinstance(data, pa.Table):
@@ -54,14 +53,14 @@ def _make(batch: pa.RecordBatch, layout: StorageLayout, first: int) -> pa.Record
 
 
 def checked(batch: pa.RecordBatch, layout: StorageLayout, first: int) -> pa.RecordBatch:
-    """Return the batch, unless a number is outside of what its field holds."""
+    """Return the batch; raises SchemaError if a number is out of its field's range."""
     for name, limits in layout.limits.items():
         check_limits(batch.column(layout.columns.get_field_index(name)), name, limits, first)
     return batch
 
 
 def stored_column(column: Any, stored: pa.Field, layout: StorageLayout, first: int) -> pa.Array:
-    """Return an Arrow column in its stored type; rows of lists are encoded where the field has a codec."""
+    """Return an Arrow column in its stored type; rows of lists are encoded if the field has a codec."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     column = without_runs(column)
@@ -69,27 +68,22 @@ def stored_column(column: Any, stored: pa.Field, layout: StorageLayout, first: i
         return refuse_nulls(column, stored, first)
     if stored.name in layout.cells and _is_array(column.type):
         return _encoded(column, layout.unischema.fields[stored.name], stored, first)
-    if stored.name in layout.cells:
-        _refuse_text(column.type, stored, first)
+    if stored.name in layout.cells and form_of(decoded(column.type)) == "text" and form_of(stored.type) == "bytes":
+        # Arrow would take the bytes of the text for encoded cells, and no codec could read those.
+        raise SchemaError(
+            f"column {stored.name!r}, rows from {first}: the table has {column.type}, but the field expects encoded "
+            f"cells as {stored.type}; pass the bytes of the files and not their names, or rows of values to encode"
+        )
     return refuse_nulls(cast_column(column, stored, first), stored, first)
 
 
 def without_runs(column: Any) -> Any:
-    """Return a run-end encoded array as plain values, since Parquet has no such type; others as they are."""
+    """Return a run-end encoded array as plain values, since Parquet has no such type; others unchanged."""
     if form_of(column.type) != "runs":
         return column
     import pyarrow.compute as pc
 
     return pc.run_end_decode(column)
-
-
-def _refuse_text(kind: pa.DataType, stored: pa.Field, first: int) -> None:
-    """Refuse text for encoded cells: Arrow would take its bytes for them, and no codec could read those."""
-    if form_of(decoded(kind)) == "text" and form_of(stored.type) == "bytes":
-        raise SchemaError(
-            f"column {stored.name!r}, rows from {first}: the table has {kind}, where the field wants encoded cells as "
-            f"{stored.type}; give the bytes of the files or cells and not their names, or rows of values to be encoded"
-        )
 
 
 def _is_array(kind: pa.DataType) -> bool:
@@ -107,8 +101,8 @@ def _encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: i
     for index, row in enumerate(column, first):
         if row.is_valid and _holds_null(row.values):
             raise SchemaError(
-                f"row {index}, field {field.name!r}: its list holds a null, where the schema says {wanted(field)}, "
-                "which has none; give a number in its place, or a null for the whole row"
+                f"row {index}, field {field.name!r}: its list holds a null, which {wanted(field)} cannot "
+                "represent; use a number instead, or a null for the whole row"
             )
         value = None if not row.is_valid else _as_array(row, dtype, shape)
         cells.append(encode_cell(field, value, index))
@@ -120,7 +114,7 @@ def _holds_null(values: pa.Array) -> bool:
 
 
 def _as_array(row: pa.Scalar, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Any:
-    """Return the array of one row: nested lists as they are, a flat list in the field's shape where that is known."""
+    """Return the array of one row: nested lists as they are, a flat list in the shape of the field if that is known."""
     values = row.values
     flat = not _is_array(values.type)
     found = values.to_numpy(zero_copy_only=False) if flat else np.array(row.as_py(), dtype)

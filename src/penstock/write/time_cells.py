@@ -1,7 +1,7 @@
-"""Times to what Arrow takes for a column of dates, timestamps or durations: the same moment, or an error.
+"""Times as Arrow takes them for a column of dates, timestamps or durations: the same moment, or an error.
 
-Left to itself Arrow takes a number for a time, cuts digits that a column does not have, and reads an array in the
-column's unit, whatever its own. Used for single values and for lists of them.
+By itself Arrow takes a number for a time, drops digits that a column does not have, and reads an array in the unit of
+the column, whatever its own. Used for single values and for lists of them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def is_moment(kind: pa.DataType) -> bool:
-    """Tell whether a type is one that this module knows."""
+    """Tell whether this module handles a type."""
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind))
 
 
 def stacked(cells: list[Any]) -> NDArray[Any] | None:
-    """Return single times of NumPy in one unit as an array, NaT for None; None where there is anything else."""
+    """Return single NumPy times in one unit as an array, NaT for None; None if there is anything else."""
     if set(map(type, cells)) - {type(None)} not in ({np.datetime64}, {np.timedelta64}):
         return None
     dtypes = {cell.dtype for cell in cells if cell is not None}
@@ -33,7 +33,7 @@ def stacked(cells: list[Any]) -> NDArray[Any] | None:
 
 
 def timed(value: Any, kind: pa.DataType) -> Any:
-    """Return a time, or nested lists of times, as Arrow takes them for that type; ValueError where digits are lost."""
+    """Return a time, or nested lists of times, as Arrow takes them for that type; ValueError if digits are lost."""
     if value is None:
         return None
     if isinstance(value, list | tuple):
@@ -47,29 +47,29 @@ def timed(value: Any, kind: pa.DataType) -> Any:
         return value
     moment = _as_numpy(value, kind)
     if moment is None:
-        raise ValueError(f"{value!r:.60} ({type(value).__name__}) is no time, and the column holds {kind}; {_CURE}")
+        raise ValueError(f"{value!r:.60} ({type(value).__name__}) is not a time, but the column is {kind}; {_CURE}")
     found = _exact(np.asarray(moment), kind)[()]
     return found.item() if pa.types.is_date(kind) else found
 
 
-_CURE = "give datetime's or NumPy's dates and times, of a number np.datetime64(number, unit)"
+_CURE = "pass dates and times of datetime or NumPy, for a number np.datetime64(number, unit)"
 
 
 def _listed(values: NDArray[Any]) -> Any:
-    """Return nested lists of scalars; dates become Python's, the others stay NumPy's with their unit."""
+    """Return nested lists of scalars; dates become those of Python, the others stay NumPy scalars with their unit."""
     if values.ndim > 1:
         return [_listed(one) for one in values]
     return values.tolist() if np.datetime_data(values.dtype)[0] == "D" else values
 
 
 def _as_numpy(value: Any, kind: pa.DataType) -> Any:
-    """Return a single time as NumPy's; None where it is none, or one of another sort than the column's."""
+    """Return a single time as a NumPy scalar; None if it is none, or of another kind than the column."""
     for name in ("to_datetime64", "to_timedelta64"):  # pandas: its own type has more digits than Python's
         value = getattr(value, name)() if hasattr(value, name) else value
     if isinstance(value, datetime.datetime):
         if value.tzinfo is not None:
             if pa.types.is_date(kind):
-                return None  # a day of which zone?
+                return None  # the day depends on the zone
             value = value.astimezone(datetime.UTC).replace(tzinfo=None)
         value = np.datetime64(value, "us")
     elif isinstance(value, datetime.date):
@@ -84,17 +84,17 @@ def _exact(values: NDArray[Any], kind: pa.DataType) -> NDArray[Any]:
     dtype = np.dtype("M8[D]") if pa.types.is_date(kind) else temporal_dtype(kind)
     unit, none = np.datetime_data(values.dtype)[0], np.isnat(values)
     if values.dtype.kind != dtype.kind:
-        raise ValueError(f"an array of {values.dtype} is given where the column holds {kind}; {_CURE}")
+        raise ValueError(f"got an array of {values.dtype}, but the column is {kind}; {_CURE}")
     if unit == "generic" or (unit in "YM" and values.dtype.kind == "m"):
         if not none.all():
-            raise ValueError(f"a time of {values.dtype} has no fixed length, and the column holds {kind}; {_CURE}")
+            raise ValueError(f"a time of {values.dtype} has no fixed length, but the column is {kind}; {_CURE}")
         return np.full(values.shape, "NaT", dtype)
     found = in_unit(values, dtype)
     lost = (in_unit(found, values.dtype) != values) & ~none
     if lost.any():
         codec = f"ScalarCodec(pa.{'duration' if pa.types.is_duration(kind) else 'timestamp'}('ns'))"
         raise ValueError(
-            f"{values.ravel()[int(lost.ravel().argmax())]} is no {kind}: it has finer digits, or is too far away; "
+            f"{values.ravel()[int(lost.ravel().argmax())]} is not a {kind}: it has finer digits, or is out of range; "
             f"round it, or store single values in another unit, as {codec} does"
         )
     return found

@@ -1,14 +1,14 @@
 """`penstock.Writer`: rows, columns or tables in, a dataset out, committed as a whole.
 
-The file of this package that sees all its stages: `sources` brings data to one form and cuts it into works, `pipeline`
-encodes and stores them through `files`, `journal` remembers what is safe, `stage` makes it appear. `write` and
-`write_folder` are built on it. Cases:
+The only module of this package that sees all its stages: `sources` normalises data and cuts it into encode tasks,
+`pipeline` encodes and stores them through `files`, `journal` records what is durable, `staging` publishes it. `write`
+and `write_folder` are built on it. Cases:
 
-- the `with` block ends well: the dataset is there (or, with `part=`, waits for `penstock.commit`);
+- the `with` block succeeds: the dataset is there (or, with `part=`, waits for `penstock.commit`);
 - an exception in the block, Ctrl-C: nothing is committed; what was written is removed, unless `resume=True`;
-- `append` or `extend` refuses a value: raised there, or by a later call or the end of the block where a codec found out
-  later; then nothing more is taken;
-- the process is killed: what finished files hold is safe, and the target does not open until it is resumed.
+- `append` or `extend` rejects a value: raised there, or by a later call or the end of the block if a codec found it
+  later; then nothing more is accepted;
+- the process is killed: the rows in finished files are safe, and the target does not open until it is resumed.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ class Writer:
         ...     for scene in scenes:
         ...         writer.append({"id": scene.id, "image": scene.pixels})
 
-    Rows keep their order. Values are encoded on all cores while you make the next ones; memory is bounded by a few row
-    groups. An exception in the block commits nothing. To be used by one thread.
+    Rows keep their order. Values are encoded on all cores while you produce the next ones; memory is bounded by a few
+    row groups. After an exception in the block nothing is committed. To be used by one thread.
 
-    Several processes write one dataset: `Writer(url, schema, part=k)` in each, and `penstock.commit(url)` once at the
-    end. A part that is written again replaces its earlier attempt.
+    Several processes can write one dataset: `Writer(url, schema, part=k)` in each, and `penstock.commit(url)` once at
+    the end. A part that is written again replaces its earlier attempt.
 
     Args:
-        url: folder to write; a path or any URL that `penstock.open` takes. An empty folder may be there.
+        url: folder to write; a path or any URL that `penstock.open` takes. It may be an existing empty folder.
         schema: fields and codecs; None: inferred from the first table or dict of columns given to `extend`. A field
             that is missing in a row must be nullable.
-        row_group_bytes: most bytes of a row group, encoded and before Parquet's compression; at least one row is in.
-        rows_per_file: rows of each file but the last of its folder; None: files of about 512 MiB.
+        row_group_bytes: most bytes of a row group, encoded and before Parquet's compression; at least one row.
+        rows_per_file: rows of each file except the last of its folder; None: files of about 512 MiB.
         partition_by: columns that become folders (`name=value`) instead of being stored in the files.
-        overwrite: replace the dataset at `url` if there is one. A folder with anything but Parquet is never replaced.
-        resume: go on where an earlier writer of `url` stopped, if there is one: `rows` says how many of the rows that
-            it was given are safe, and the next row appended must be the one after them. If this writer fails, what is
-            safe is kept.
-        part: which of several writers this is, from 0; parts come in this order.
+        overwrite: replace an existing dataset at `url`. A folder with other files than Parquet is never replaced.
+        resume: continue where an earlier writer of `url` stopped, if there is one: `rows` is the number of its rows
+            that are safe, and the next row appended must be the one after them. If this writer fails, its finished
+            files are kept.
+        part: which of several writers this is, from 0; the rows of parts are in this order.
         workers: threads that encode; None: one for each core.
         storage_options: for the filesystem of a URL.
         filesystem: a pyarrow or fsspec filesystem to use instead.
@@ -118,17 +118,17 @@ class Writer:
 
     @property
     def rows(self) -> int:
-        """Rows taken so far; right after resuming, those that are safe from before."""
+        """Rows accepted so far; right after resuming, those that are safe from before."""
         return self._rows + (0 if self._buffer is None else self._buffer.num_rows)
 
     @property
     def safe_rows(self) -> int:
-        """How many of the first rows are in finished files and would outlive a crash."""
+        """How many of the first rows are in finished files and would survive a crash."""
         return self._journal.rows
 
     @property
     def written(self) -> Written:
-        """What was written, once the `with` block has ended; of a part, its share."""
+        """What was written, after the `with` block; for a part, its share."""
         if self._written is None:
             raise RuntimeError(f"nothing is committed to {self._url} yet; `written` is known after the `with` block")
         return self._written
@@ -140,10 +140,10 @@ class Writer:
     # --- rows in ------------------------------------------------------------------------------------------------------
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Take one row: a dict of field name to value. Its arrays are copied, so you may use them again.
+        """Take one row: a dict of field name to value. Its arrays are copied, so you may reuse them.
 
         Raises:
-            SchemaError: The row does not fit the schema; names row, field, what is wanted and what came.
+            SchemaError: The row does not match the schema; names row, field, what is expected and what was given.
         """
         self._check_open()
         if self._buffer is None:
@@ -157,10 +157,10 @@ class Writer:
         self._take(data, skip=0, copy=True)
 
     def checkpoint(self) -> int:
-        """Make all rows so far safe, by ending the open files; return their number.
+        """Make all rows so far durable, by closing the open files; return their number.
 
-        Files end by themselves when they are full, so this is for those who cannot give some rows again. With
-        `partition_by` and `rows_per_file` nothing is safe before the end but for what was made so here.
+        Files are closed by themselves when they are full, so this is only needed if some rows cannot be given again.
+        With `partition_by` and `rows_per_file`, nothing is safe before the end except what was checkpointed here.
         """
         self._check_open()
         self._flush()
@@ -178,7 +178,7 @@ class Writer:
             self._submit(next_work)
 
     def _expect(self, data: Any) -> Any:
-        """Return data in normal form, once the progress bar knows how many rows it has."""
+        """Return data in normal form, after the progress bar knows how many rows it has."""
         data = normal_form(data, self._schema)
         self._bar = Progress(num_rows(data), f"writing {self._url}", unit="rows")
         self._bar.update(self._rows)
@@ -200,16 +200,13 @@ class Writer:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise RuntimeError(f"the writer of {self._url} is closed; make a new one")
+            raise RuntimeError(f"the writer of {self._url} is closed; create a new one")
 
     # --- begin and end ------------------------------------------------------------------------------------------------
 
     def _begin(self, layout: StorageLayout | None) -> None:
         try:
-            if self._options.resume:
-                self._journal.go_on()
-            else:
-                self._journal.begin_anew()
+            self._journal.start(resume=self._options.resume)
             self._stage.remove_files(self._options.prefix, keep={file.path for file in self._journal.files})
             self._rows = self._journal.rows
             if layout is not None:
@@ -219,7 +216,7 @@ class Writer:
             raise
 
     def _ready(self, data: Any) -> StorageLayout:
-        """Return the layout; the first data decides it where no schema was given."""
+        """Return the layout; without a schema, the first data decides it."""
         if self._files is None:
             self._start(layout_of(data, self._schema, self._options.partition_by))
         return self._layout
@@ -237,7 +234,7 @@ class Writer:
         self._pipeline = Pipeline(partial(self._store, self._files), threads=self._options.threads)
 
     def _notes(self) -> dict[str, Any]:
-        """Return what else the journal says of this writer; a "cure" is what to do instead of resuming it."""
+        """Return what else the journal says about this writer; a "cure" is what to do instead of resuming it."""
         return {}
 
     def _store(self, files: FileWriter, batch: Any) -> None:
@@ -247,7 +244,7 @@ class Writer:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Say so where writing fails because the dataset was discarded or replaced meanwhile."""
+        """If writing fails because the dataset was discarded or replaced meanwhile, raise that instead."""
         try:
             yield
         except FILESYSTEM_ERRORS:
@@ -255,24 +252,24 @@ class Writer:
             raise
 
     def _check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Refuse another schema than that of the files kept, or of the other parts."""
+        """Refuse another schema than that of the finished files, or of the other parts."""
         others = [f for f in writers(self._stage.fs, self._stage.journal) if f != self._journal.folder]
         kept = self._journal.facts() if self._journal.files else None
         if kept is None and others:
             kept = Journal(self._stage.fs, others[0], self._stage.data).facts()
         if kept is not None and not same_layout(kept, facts):
             raise StateMismatch(
-                f"{self._url} was begun with another schema or partition_by than this writer has; use the same, or "
-                "penstock.discard(url) and begin anew"
+                f"{self._url} was started with another schema or partition_by than this writer has; use the same, or "
+                "penstock.discard(url) and start again"
             )
 
     def commit(self) -> Written:
-        """End the writing and make the dataset appear; the `with` block does it by itself."""
+        """Finish writing and publish the dataset; the `with` block does it by itself."""
         self._check_open()
         try:
             self._flush()
             if self._pipeline is None or self._files is None:
-                raise SchemaError(f"{self._url} got neither rows nor a schema; pass schema=Unischema(...)")
+                raise SchemaError(f"{self._url} was given neither rows nor a schema; pass schema=Unischema(...)")
             with self._told():
                 self._pipeline.call(self._files.checkpoint)
                 files = self._finish()
@@ -291,7 +288,7 @@ class Writer:
         return self._written
 
     def _finish(self) -> Sequence[DoneFile]:
-        """Make everything safe that belongs to the dataset, or to this part of it; return its files."""
+        """Make everything of the dataset, or of this part, durable; return its files."""
         if self._options.part is not None:
             self._journal.end()
             return self._journal.files
@@ -302,15 +299,15 @@ class Writer:
         return files
 
     def abort(self) -> None:
-        """End the writing and commit nothing; keeps what is safe if `resume=True`. Twice does no harm.
+        """Stop writing and commit nothing; keeps finished files if `resume=True`. May be called twice.
 
         On a store that was being overwritten, new files may have replaced old ones already: then they stay, the target
         does not open, and the same rows with `resume=True` finish it.
         """
         if self._is_open and self._options.resume and self._pipeline is not None:
-            with contextlib.suppress(Exception):  # an error that ended the writing has been raised already
+            with contextlib.suppress(Exception):  # an error that stopped the writing was raised already
                 self._flush()
-                self._pipeline.drain()  # rows that were taken may fill files
+                self._pipeline.drain()  # accepted rows may complete files
         self._close()
         if not (self._is_over or self._options.resume or self._stage.is_moving()):
             self._is_over = True
@@ -319,7 +316,7 @@ class Writer:
             else:
                 self._stage.remove_files(self._options.prefix, keep=())
                 remove(self._stage.fs, self._journal.folder)
-        self._lock.release()  # last: a folder whose lock is free may be removed by others
+        self._lock.release()  # last: others may remove a folder whose lock is free
 
     def _close(self) -> None:
         self._is_open = False

@@ -380,7 +380,7 @@ def test_a_program_that_fails_says_why(raw: Path, tmp_path: Path, command: list[
 @pytest.mark.parametrize(
     ("fn", "options", "message"),
     [
-        ("gzip -c", {}, r"a program is given as a list of words, \['gzip', '-c'\]"),
+        ("gzip -c", {}, r"pass a program as a list of words, \['gzip', '-c'\]"),
         (["cp", "{input}", "{ouput}"], {}, r"says \{ouput\}; did you mean \{output\}"),
         ([], {}, "the command is empty"),
         (["head", 3], {}, "a list of words; got 3"),

@@ -231,7 +231,7 @@ def test_nested_values_of_a_jsonl_are_stored(tmp_path: Path) -> None:
             '{"file_name": "0.jpg", "x": 1}\n\n{"file_name": "1.jpg", "x": "a"}\n',
             "line 3: column 'x' is",
         ),
-        ("metadata.jsonl", '{"file_name": "0.jpg", "x": 1}\n{"file_name": "1.jpg"\n', "line 2 is no JSON"),
+        ("metadata.jsonl", '{"file_name": "0.jpg", "x": 1}\n{"file_name": "1.jpg"\n', "line 2 is not JSON"),
         ("metadata.jsonl", '[{"file_name": "0.jpg"}]', 'line 1 is a list; give one object a line, as in {"file_name"'),
         (
             "metadata.jsonl",
@@ -244,7 +244,7 @@ def test_nested_values_of_a_jsonl_are_stored(tmp_path: Path) -> None:
             '{"file_name": "0.jpg", "x": 9223372036854775808}',
             "line 1: column 'x' is 9223372036854775808",
         ),
-        ("metadata.jsonl", '{"caption": "a"}\n{"file_name": "0.jpg"}', "line 1 of the data: 'file_name' is to name an"),
+        ("metadata.jsonl", '{"caption": "a"}\n{"file_name": "0.jpg"}', "line 1 of the data: 'file_name' must name an"),
         ("metadata.jsonl", "", "it has no lines"),
         ("metadata.csv", "file_name,a,a\n0.jpg,1,2\n", "two columns called 'a'"),
         ("metadata.csv", "file_name,a\n0.jpg,1,2\n", "metadata.csv cannot be read as a table: .*captions=False"),
@@ -378,7 +378,7 @@ def test_images_that_end_too_soon_are_named(
 ) -> None:
     data = picture(3, shape, kind)
     (flowers / "rose" / f"cut.{kind}").write_bytes(data[: -int(lost if lost > 1 else lost * len(data))])
-    with pytest.raises(SchemaError, match=rf"'rose/cut.{kind}' \(damaged {kind.upper()}: cut short"):
+    with pytest.raises(SchemaError, match=rf"'rose/cut.{kind}' \(damaged {kind.upper()}: truncated"):
         penstock.write_folder(flowers, tmp_path / "d")
     with pytest.raises(SchemaError, match=rf"rose/cut.{kind} cannot be converted: damaged {kind.upper()}.*remove it"):
         penstock.write_folder(flowers, tmp_path / "d", misfits="convert")
@@ -403,7 +403,7 @@ def test_the_end_of_a_preview_is_not_that_of_the_image(tmp_path: Path) -> None:
     whole = data[:2] + b"\xff\xe1" + (len(inside) + 2).to_bytes(2, "big") + inside + data[2:]
     assert facts_of_image(whole).height == 64
     for end in (whole.rfind(b"\xff\xda"), whole.rfind(b"\xff\xda") + 40, len(whole) - 2):
-        with pytest.raises(ValueError, match=r"cut short|can be read"):
+        with pytest.raises(ValueError, match=r"truncated|can be read"):
             facts_of_image(whole[:end])
 
 
@@ -426,7 +426,7 @@ def test_no_message_shows_an_address(flowers: Path, tmp_path: Path) -> None:
 def test_a_file_is_no_folder(flowers: Path, tmp_path: Path) -> None:
     (flowers / "metadata.csv").write_text("file_name,caption\n")
     for name in ("metadata.csv", "rose/0.jpg"):
-        with pytest.raises(DatasetNotFound, match=rf"{name}' is a file; give the folder that holds the images"):
+        with pytest.raises(DatasetNotFound, match=rf"{name}' is a file; pass the folder that contains the images"):
             penstock.write_folder(flowers / name, tmp_path / "d")
 
 

@@ -1,8 +1,8 @@
-"""Run a program on one file: a command list in place of a Python function.
+"""Run a program on one file: a command list instead of a Python function.
 
-Called by `task` in the worker. No shell is involved: every word of the list is one argument, whatever is in it.
-`{input}` and `{output}` stand for the two paths; where a command does not name one, its standard input or output is
-that file, as in a pipe.
+Called by `task` in the worker. No shell is involved: every word of the list is one argument, whatever it contains.
+`{input}` and `{output}` stand for the two paths; if a command does not name one, its standard input or output is that
+file, as in a pipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SHOWN_BYTES = 2000
-"""The last bytes of what a program wrote to stderr go into the error."""
+"""The last bytes that a program wrote to stderr are part of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Command:
 
     @classmethod
     def of(cls, words: Sequence[object]) -> Command:
-        """Check a list of words; a misspelt `{output}` is refused rather than handed to the program."""
+        """Check a list of words; a misspelt `{output}` is an error instead of being passed to the program."""
         if not words:
             raise PlanError("the command is empty; give a list such as ['gzip', '-c', '{input}']")
         texts = []
@@ -68,15 +68,10 @@ class Command:
                 raise
             raise JobFailed(f"no program {words[0]!r} on this machine; install it where the workers run") from error
         if done.returncode:
-            raise JobFailed(f"{words[0]} {_ending(done.returncode)}: {_tail(done.stderr)}")
+            status = done.returncode
+            how = f"ended with status {status}" if status > 0 else f"was killed by {signal_name(-status)}"
+            tail = " ".join(done.stderr[-_SHOWN_BYTES:].decode("utf-8", "replace").split())
+            raise JobFailed(f"{words[0]} {how}: {tail or 'it wrote nothing to stderr'}")
 
     def _names(self, what: str) -> bool:
         return any(what in word for word in self.words)
-
-
-def _ending(status: int) -> str:
-    return f"ended with status {status}" if status > 0 else f"was killed by {signal_name(-status)}"
-
-
-def _tail(stderr: bytes) -> str:
-    return " ".join(stderr[-_SHOWN_BYTES:].decode("utf-8", "replace").split()) or "it wrote nothing to stderr"

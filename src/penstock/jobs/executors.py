@@ -1,8 +1,8 @@
-"""Where attempts run: this process, processes of this machine, Ray, Spark, or an executor of the user's.
+"""Where attempts run: this process, processes of this machine, Ray, Spark, or an executor of the user.
 
-`map_files` sees one shape only: a context manager with `submit(task)`, which gives a `concurrent.futures.Future` of an
-`Outcome`, and `room`, how many tasks it wants at once. A worker that is lost makes its future fail; retrying is the
-caller's business, so that all engines retry and report alike. Ray and Spark are imported when they are asked for.
+`map_files` sees one interface: a context manager with `submit(task)`, which returns a `concurrent.futures.Future` of an
+`Outcome`, and `room`, how many tasks it wants at once. A lost worker makes its future fail; retrying is left to the
+caller, so all executors retry and report alike. Ray and Spark are imported when they are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAMES = ("local", "ray", "spark", "serial")
 RAY_ROOM = 1000
-"""Tasks that Ray knows of at once: enough that an autoscaler sees what is asked for."""
+"""Tasks that Ray knows of at once: enough for an autoscaler to see the demand."""
 
 
 class Executor(Protocol):
@@ -35,7 +35,7 @@ class Executor(Protocol):
     """Tasks to have submitted at once."""
 
     def submit(self, task: Attempt) -> Future[Outcome]:
-        """Begin an attempt."""
+        """Start an attempt."""
 
     def __enter__(self) -> Self: ...
 
@@ -43,7 +43,7 @@ class Executor(Protocol):
 
 
 def make_executor(executor: Any, job: FileJob, workers: int | None, options: Mapping[str, Any] | None) -> Executor:
-    """Return the executor that the user asked for.
+    """Return the executor that the user chose.
 
     Raises:
         PlanError: there is no such executor.
@@ -89,7 +89,7 @@ class Serial:
 
 
 class Theirs:
-    """An executor of the user's: Dask's, mpi4py's, a ThreadPoolExecutor. It is not shut down here."""
+    """An executor of the user: Dask, mpi4py, a ThreadPoolExecutor. It is not shut down here."""
 
     def __init__(self, job: FileJob, executor: Any, workers: int | None) -> None:
         self._job, self._executor = job, executor
@@ -97,7 +97,7 @@ class Theirs:
         self.room = workers or 4 * (getattr(executor, "_max_workers", None) or cores())
 
     def submit(self, task: Attempt) -> Future[Outcome]:
-        """Hand a task to it."""
+        """Submit a task to it."""
         future: Future[Outcome] = self._executor.submit(run, self._job, task)
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
@@ -115,7 +115,11 @@ class Ray:
     """Tasks of a Ray cluster: the one this process is connected to, else the one that `ray.init()` finds or starts."""
 
     def __init__(self, job: FileJob, workers: int | None, options: Mapping[str, Any]) -> None:
-        self._ray = _import_ray()
+        try:
+            import ray
+        except ImportError:
+            raise ImportError("executor='ray' needs Ray: pip install 'penstock[ray]'") from None
+        self._ray: Any = ray
         self.room = workers or RAY_ROOM
         self._job, self._options = job, options
         self._references: dict[Future[Outcome], Any] = {}
@@ -125,7 +129,7 @@ class Ray:
         if self._ours:
             self._ray.init()
         self._payload = self._ray.put(self._job)
-        # Ray would retry a lost worker in silence; the caller does it, and reports it.
+        # Ray would retry a lost worker silently; the caller does it, and reports it.
         self._run = self._ray.remote(**{"max_retries": 0, **self._options})(_run_in_ray)
         return self
 
@@ -148,25 +152,18 @@ def _run_in_ray(job: FileJob, task: Attempt) -> Outcome:
     return run(job, task)
 
 
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ImportError("executor='ray' needs Ray: pip install 'penstock[ray]'") from None
-    return ray
-
-
 class Spark:
     """Spark jobs of one task each, in the active session; classic and Connect alike.
 
-    A job for each file costs some ten milliseconds on the driver, and in turn a lost executor or a bad file concerns
-    that file alone.
+    A job for each file costs some ten milliseconds on the driver; in return a lost executor or a bad file affects that
+    file only.
     """
 
     def __init__(self, job: FileJob, workers: int | None) -> None:
         self._session, self._dumps = _spark()
         self._job = job
-        self.room = workers or _parallelism(self._session)
+        context = _context(self._session)
+        self.room = workers or (16 if context is None else max(1, int(context.defaultParallelism)))
         self._group = f"penstock-map-files-{id(self):x}"
         self._threads = ThreadPoolExecutor(self.room, thread_name_prefix="penstock-spark")
 
@@ -189,7 +186,7 @@ class Spark:
     def __exit__(self, *exc: object) -> None:
         context = _context(self._session)
         if context is not None and exc[0] is not None:
-            with contextlib.suppress(Exception):  # the session may be gone, which may be why we are here
+            with contextlib.suppress(Exception):  # the session may be gone, perhaps the reason for the error
                 context.cancelJobGroup(self._group)
         self._threads.shutdown(cancel_futures=True)
 
@@ -197,7 +194,7 @@ class Spark:
 def _run_in_spark(payload: bytes, batches: Iterator[Any]) -> Iterator[Any]:
     import pyarrow as pa
 
-    for _ in batches:  # one row, which says nothing
+    for _ in batches:  # one row without content
         pass
     outcome = pickle.dumps(run(*pickle.loads(payload)))
     yield pa.RecordBatch.from_arrays([pa.array([outcome], pa.binary())], names=["outcome"])
@@ -218,8 +215,3 @@ def _context(session: Any) -> Any:
         return session.sparkContext
     except Exception:  # noqa: BLE001 -- PySpark's error for that has another class in every version
         return None
-
-
-def _parallelism(session: Any) -> int:
-    context = _context(session)
-    return max(1, int(context.defaultParallelism)) if context is not None else 16

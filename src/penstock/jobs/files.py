@@ -47,13 +47,13 @@ _COPY_BYTES = 4 << 20
 
 
 def hidden_name(path: str, token: str) -> str:
-    """Return a new hidden name in the folder of `path`, with the same ending; `token` is that of the run."""
+    """Return a new hidden name in the folder of `path`, with the same extension; `token` is that of the run."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, f"{PREFIX}{token}{os.urandom(3).hex()}.{name}")
 
 
 def exists(store: Resolver, path: str) -> bool:
-    """Tell whether an output is there."""
+    """Tell whether an output exists."""
     fs, place = store.resolve(path)
     return bool(fs.get_file_info(place).type != FileType.NotFound)
 
@@ -120,7 +120,7 @@ def committed_url(store: Resolver, path: str, token: str) -> Iterator[str]:
 
 
 def is_local(store: Resolver, path: str) -> bool:
-    """Tell whether a name leads to a local file."""
+    """Tell whether a name refers to a local file."""
     return isinstance(store.resolve(path)[0], LocalFileSystem)
 
 
@@ -134,9 +134,9 @@ def there(store: Resolver, paths: Iterable[str]) -> set[str]:
 
 
 def sweep(store: Resolver, paths: Iterable[str], token: str) -> int:
-    """Remove what is left under hidden names of the run `token`, and of these outputs by a killed one; return how many.
+    """Remove hidden files of the run `token`, and those that killed runs left for these outputs; return how many.
 
-    Another job may be at work in the same folders, even on the same outputs, and its files are left alone.
+    Other jobs may be running in the same folders, even on the same outputs, and their files are kept.
     """
     count = 0
     for fs, folder, wanted in _by_folder(store, paths):
@@ -149,10 +149,12 @@ def sweep(store: Resolver, paths: Iterable[str], token: str) -> int:
 
 
 def _leftovers(fs: Any, infos: Iterable[Any], wanted: Container[str], token: str) -> list[Any]:
-    """Return what to remove in a folder: all of this run; of other runs what dead attempts at these outputs left.
+    """Return what to remove in a folder: everything of this run; of other runs what dead attempts at these outputs
+    left.
 
-    Where such an attempt has ended and left only what it made beside the output, its run may be alive, and a name that
-    begins like an output may be that of another job: it has to be old. So has everything where nobody can tell.
+    If an attempt has ended and left only files beside its output, its run may still be going on, and a name that
+    begins like an output may belong to another job: then the files must be old. So must all files where there are no
+    locks.
     """
     attempts: dict[str, list[tuple[str | None, str, Any]]] = {}
     for info in infos:
@@ -167,17 +169,11 @@ def _leftovers(fs: Any, infos: Iterable[Any], wanted: Container[str], token: str
         dead = attempt.startswith(token) or (ours and all(one is False for one in held))
         alive = True in held
         for _, name, info in found:
-            if dead or (not alive and _is_old(info) and (ours or _begins(name, wanted))):
+            old = info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > _ABANDONED_S
+            begins = any(name[:end] in wanted for end in range(1, len(name)))
+            if dead or (not alive and old and (ours or begins)):
                 left.append(info)
     return left
-
-
-def _is_old(info: Any) -> bool:
-    return info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > _ABANDONED_S
-
-
-def _begins(name: str, wanted: Container[str]) -> bool:
-    return any(name[:end] in wanted for end in range(1, len(name)))
 
 
 def _by_folder(store: Resolver, paths: Iterable[str]) -> Iterator[tuple[Any, str, dict[str, str]]]:
@@ -191,7 +187,7 @@ def _by_folder(store: Resolver, paths: Iterable[str]) -> Iterator[tuple[Any, str
 
 
 def _folder(scratch: str | None) -> contextlib.AbstractContextManager[str]:
-    """Give a folder for one file, in that of the run, or where there is none in the system's temporary one."""
+    """Return a folder for one file, in that of the run, or, without one, in the system's temporary folder."""
     if scratch is None:
         return scratch_folder(tempfile.gettempdir(), SCRATCH)
     return tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True)
@@ -199,8 +195,8 @@ def _folder(scratch: str | None) -> contextlib.AbstractContextManager[str]:
 
 def _nothing_made(path: str) -> JobFailed:
     return JobFailed(
-        f"it ended without an error and made nothing for {path!r}; it must write to the path that it is given as its "
-        "second argument ({output} in a command)"
+        f"it ended without an error and made nothing for {path!r}; it must write to the path in its second argument "
+        "({output} in a command)"
     )
 
 

@@ -1,7 +1,7 @@
-"""`penstock.map_files`: apply a function or a program to many files, in parallel, so that it can be run again.
+"""`penstock.map_files`: apply a function or a program to many files, in parallel and restartable.
 
-The only file of this package that sees all its parts: `pairs` says which file becomes which, `executors` where attempts
-run, `task` what an attempt is, `report` what became of it. Retries live here, alike for all executors.
+The only module of this package that sees all its parts: `pairs` says which file becomes which, `executors` run the
+attempts, `task` is one attempt, `report` lists the results. Retries are here, the same for all executors.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
 ) -> JobReport:
     """Call `fn(input_path, output_path)` for many files in parallel; return what was done.
 
-    Every output appears whole or not at all: `fn` writes to a hidden name, which becomes the output when `fn` has
-    returned. So a job that was interrupted, in whatever way, is simply run again: what is there is skipped. Files are
-    taken in order and finish in any. What `fn` returns is dropped.
+    Every output appears complete or not at all: `fn` writes to a hidden name, which becomes the output when `fn`
+    returns. So an interrupted job is simply run again: existing outputs are skipped. Files are started in order and
+    finish in any order. The return value of `fn` is ignored.
 
         >>> penstock.map_files(shrink, "raw/*.tar", "small/")
         >>> penstock.map_files(shrink, "s3://b/raw-{0000..0999}.tar", "s3://b/small-{0000..0999}.tar", executor="ray")
@@ -67,28 +67,30 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
             paths; one that is not named is the program's standard input or output.
         inputs: A pattern, a folder, numbered names (`{0000..0147}`), a file, or a list of files. Without `outputs`:
             pairs of (input, output), or a dict.
-        outputs: A folder (a name without an ending, or with a slash at its end), for one input also a file, a template
+        outputs: A folder (a name without an extension, or with a trailing slash), for one input also a file, a template
             with `{name}`, `{stem}`, `{suffix}`, `{relative}` (path below the pattern's or input's folder) or `{index}`
             (`{index:05d}`), numbered names, a list, or a function of the input.
-        executor: "local" (processes of this machine), "ray", "spark" (the active session), "serial" (here, for
-            debugging), or any object with a `submit` like those of `concurrent.futures`.
+        executor: "local" (processes of this machine), "ray", "spark" (the active session), "serial" (in this process,
+            for debugging), or any object with a `submit` like those of `concurrent.futures`.
         workers: Attempts at once; default: the cores of this machine, or as many as the cluster takes.
         retries: Further attempts at a file after the first one failed or lost its worker.
-        skip_existing: Leave out files whose output is there. False: make them again, each replaced in one step.
-        stage: Whether `fn` gets local copies of what lies on a store. False: it gets URLs, and what it uploads to the
-            hidden URL it is given is moved in place.
-        on_error: "raise" once all files have been tried, or "skip": only list failures in the report.
+        skip_existing: Skip files whose output exists. False: make them again, each replaced in one step.
+        stage: Whether `fn` gets local copies of files on a store. False: it gets URLs, and what it uploads to the
+            hidden URL is moved to its place.
+        on_error: "raise" after all files have been tried, or "skip": only list failures in the report.
         executor_options: Keywords of `ray.remote`, such as `{"num_cpus": 4}`.
         storage_options: For the filesystem of URLs.
         filesystem: A pyarrow or fsspec filesystem to use instead.
 
     Raises:
-        JobFailed: Files are left without output; its `report` and its message list them, with attempt and cause.
-        PlanError: Inputs and outputs do not fit together, or `fn` cannot be sent to other processes.
-        DatasetNotFound: A pattern or folder holds nothing.
+        JobFailed: Files have no output; its `report` and its message list them, with attempt and cause.
+        PlanError: Inputs and outputs do not match, or `fn` cannot be sent to other processes.
+        DatasetNotFound: A pattern or folder matches no files.
     """
     one_of("on_error", on_error, ("raise", "skip"))
-    _check_counts(retries, workers)
+    for name, value, least in (("retries", retries, 0), ("workers", workers, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise PlanError(f"{name} must be a whole number of at least {least}; got {value!r}")
     store = Resolver(storage_options, filesystem)
     pairs = make_pairs(inputs, outputs, store)
     targets = [output for _, output in pairs]
@@ -96,13 +98,17 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
     tasks = [Attempt(index, *pair, attempt=1) for index, pair in enumerate(pairs) if pair[1] not in skipped]
     run = _JobLoop(retries)
     token = os.urandom(3).hex()
-    with _scratch(executor) as scratch, contextlib.ExitStack() as after:
+    with contextlib.ExitStack() as after:
+        # For downloads and uploads of workers on this machine; workers elsewhere have their own.
+        here = executor in ("local", "serial")
+        scratch = after.enter_context(scratch_folder(tempfile.gettempdir(), SCRATCH)) if here else None
         job = FileJob(_function(fn), store, skip_existing, stage, scratch, token)
         engine = make_executor(executor, job, workers, executor_options)
         after.callback(sweep, store, targets, token)
         if tasks:
+            label = str(fn[0]) if isinstance(fn, list | tuple) else getattr(fn, "__name__", type(fn).__name__)
             after.enter_context(engine)
-            run.drive(tasks, engine, after.enter_context(progress(len(tasks), _label(fn), unit="files")))
+            run.drive(tasks, engine, after.enter_context(progress(len(tasks), label, unit="files")))
     report = run.report(tuple(output for output in targets if output in skipped))
     if report.failed and on_error == "raise":
         raise JobFailed(report.failure_text(skip_existing=skip_existing), report=report)
@@ -118,7 +124,7 @@ class _JobLoop:
         self._failed: list[FailedAttempt] = []
 
     def drive(self, tasks: Sequence[Attempt], engine: Executor, bar: Progress) -> None:
-        """Bring every task to its end: done, or failed for the last time."""
+        """Run every task until it succeeds or has failed for the last time."""
         waiting, running = deque(tasks), dict[Future[Outcome], Attempt]()
         while waiting or running:
             while waiting and len(running) < engine.room:
@@ -128,12 +134,12 @@ class _JobLoop:
                 task = running.pop(future)
                 again = self._settle(task, _outcome(future))
                 if again is not None:
-                    waiting.append(again)  # behind the others: what was wrong may have passed by then
+                    waiting.append(again)  # after the others: the cause may be gone by then
                 else:
                     bar.update()
 
     def _settle(self, task: Attempt, outcome: Outcome) -> Attempt | None:
-        """Note how an attempt ended; return the next attempt, if there is to be one."""
+        """Record how an attempt ended; return the next attempt, if there is one."""
         if outcome.cause is None:
             self._done[task.index] = task.output
             return None
@@ -146,12 +152,12 @@ class _JobLoop:
         return replace(task, attempt=task.attempt + 1)
 
     def report(self, skipped: tuple[str, ...]) -> JobReport:
-        """Return what became of all files."""
+        """Return the results for all files."""
         return JobReport(tuple(self._done[index] for index in sorted(self._done)), skipped, tuple(self._failed))
 
 
 def _outcome(future: Future[Outcome]) -> Outcome:
-    """Return how an attempt ended; a lost worker, whatever its engine says of it, is a failed attempt."""
+    """Return how an attempt ended; a lost worker, whatever its executor raises, is a failed attempt."""
     try:
         return future.result()
     except (Exception, CancelledError) as error:  # noqa: BLE001 -- every engine has its own class for a lost worker
@@ -162,7 +168,7 @@ def _function(fn: Any) -> Callable[[str, str], object]:
     if isinstance(fn, list | tuple):
         return Command.of(fn)
     if isinstance(fn, str):
-        raise PlanError(f"a program is given as a list of words, {fn.split()!r}, not as one text: no shell is involved")
+        raise PlanError(f"pass a program as a list of words, {fn.split()!r}, not as one string: no shell is involved")
     if not callable(fn):
         raise PlanError(f"fn must be a function of (input_path, output_path) or a list of words; got {fn!r}")
     return fn  # type: ignore[no-any-return]
@@ -170,16 +176,3 @@ def _function(fn: Any) -> Callable[[str, str], object]:
 
 def _label(fn: Any) -> str:
     return str(fn[0]) if isinstance(fn, list | tuple) else getattr(fn, "__name__", type(fn).__name__)
-
-
-def _check_counts(retries: int, workers: int | None) -> None:
-    for name, value, least in (("retries", retries, 0), ("workers", workers, 1)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise PlanError(f"{name} must be a whole number of at least {least}; got {value!r}")
-
-
-def _scratch(executor: Any) -> contextlib.AbstractContextManager[str | None]:
-    """Give a folder for downloads and uploads of workers on this machine; removed at the end, also if one is killed."""
-    if executor not in ("local", "serial"):
-        return contextlib.nullcontext()  # workers elsewhere have folders of their own
-    return scratch_folder(tempfile.gettempdir(), SCRATCH)

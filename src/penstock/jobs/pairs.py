@@ -1,7 +1,7 @@
-"""What the user wrote to one list of (input, output): patterns, numbered names, folders, templates, pairs.
+"""What the user wrote to a list of (input, output): patterns, numbered names, folders, templates, pairs.
 
-First stage of a job. Lists folders where a pattern asks for it, opens nothing. An input may be read by several pairs;
-an output belongs to exactly one. Local names come out absolute: workers may run in another folder than the driver.
+First stage of a job. Lists folders if a pattern needs it, opens nothing. An input may be read by several pairs; an
+output belongs to exactly one. Local names become absolute: workers may run in another folder than the driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Pair = tuple[str, str]
 Outputs = Path | Sequence[Path] | Callable[[str], Path]
 
 FIELDS = ("name", "stem", "suffix", "relative", "index")
-"""What a template of outputs may name."""
+"""Fields of an output template."""
 _BRACES = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([^{}]*,[^{}]*))\}")
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
@@ -54,8 +54,8 @@ def make_pairs(inputs: Any, outputs: Outputs | None, store: Resolver) -> list[Pa
     """Return every (input, output), in the order of the inputs.
 
     Raises:
-        PlanError: inputs and outputs do not fit together, or a pair would overwrite what another reads or makes.
-        DatasetNotFound: a pattern or folder holds nothing.
+        PlanError: inputs and outputs do not match, or a pair would overwrite what another reads or makes.
+        DatasetNotFound: a pattern or folder matches no files.
     """
     if outputs is None:
         pairs = _given(inputs)
@@ -113,7 +113,7 @@ def _text(path: Any) -> str:
     except TypeError:
         text = None
     if not isinstance(text, str):
-        raise PlanError(f"inputs and outputs are paths or URLs as text; got {path!r}")
+        raise PlanError(f"inputs and outputs must be paths or URLs as text; got {path!r}")
     return text
 
 
@@ -123,11 +123,11 @@ def _text(path: Any) -> str:
 def _inputs(inputs: Any, store: Resolver) -> list[_Input]:
     if isinstance(inputs, str | os.PathLike):
         texts = expand_braces(_text(inputs))
-        # Numbered names are taken at their word: asking a store for each of them would take longer than the listing.
+        # Numbered names are not checked: a request for each would take longer than listing.
         looked = [_found(text, store) if len(texts) == 1 or has_magic(text) else [_named(text)] for text in texts]
         return [one for found in looked for one in found]
     if not isinstance(inputs, Iterable):
-        raise PlanError(f"inputs are a path, a pattern, a folder or a list of paths; got {inputs!r}")
+        raise PlanError(f"inputs must be a path, a pattern, a folder or a list of paths; got {inputs!r}")
     return [_named(_text(one)) for one in inputs]
 
 
@@ -203,7 +203,7 @@ def _is_single(found: Sequence[_Input], inputs: Any) -> bool:
 
 
 def _is_file(text: str, store: Resolver) -> bool:
-    """Whether outputs name one file, and not a folder: by an ending such as `.txt`, unless such a folder is there."""
+    """Tell whether outputs name one file, not a folder: by an extension such as `.txt`, unless such a folder exists."""
     if text.endswith("/") or not posixpath.splitext(text.replace(os.sep, "/"))[1]:
         return False
     fs, path = store.resolve(text)
@@ -234,7 +234,7 @@ def _fill(template: str, one: _Input, index: int) -> str:
 
 
 def _check(pairs: Sequence[Pair], store: Resolver) -> None:
-    """Refuse pairs of which one would overwrite what another one reads or makes, links to folders followed."""
+    """Refuse pairs of which one would overwrite what another one reads or makes, following links to folders."""
     places = _Places(store)
     read: dict[str, str] = {}
     for source, _ in pairs:
@@ -259,7 +259,7 @@ def _check(pairs: Sequence[Pair], store: Resolver) -> None:
 
 
 def _refuse_nested(read: Mapping[str, str], made: Mapping[str, str]) -> None:
-    """Refuse an output that is a folder above an input or another output: when it appears, they would go."""
+    """Refuse an output that is a folder above an input or another output: publishing it would remove them."""
     for what, places in (("input", read), ("output", made)):
         above: dict[str, str] = {}
         for place in places:
@@ -277,18 +277,18 @@ def _refuse_nested(read: Mapping[str, str], made: Mapping[str, str]) -> None:
 
 
 class _Places:
-    """One name for one place, without asking a store; local folders are looked at once each, for links."""
+    """One name for one place, without requests to a store; local folders are checked once each, for links."""
 
     def __init__(self, store: Resolver) -> None:
         self._store = store
         self._real = functools.cache(os.path.realpath)
 
     def made(self, path: str) -> str:
-        """Return where an output goes: a link under its own name is replaced, and not what it leads to."""
+        """Return where an output goes: a link is replaced itself, not what it leads to."""
         return self._place(path)[0]
 
     def read(self, path: str) -> set[str]:
-        """Return where an input lies: its name and, where that is a link, what it leads to."""
+        """Return where an input is: its name and, if that is a link, what it leads to."""
         place, local = self._place(path)
         return {place, os.path.realpath(place).replace(os.sep, "/")} if local and os.path.islink(place) else {place}
 
@@ -304,9 +304,9 @@ class _Places:
 
 
 def _absolute(path: str, store: Resolver) -> str:
-    """Return a local name as a whole path, seen from the driver; names on a store stay as they are.
+    """Return a local name as an absolute path, seen from the driver; names on a store are unchanged.
 
-    A slash at the end stays too: it says that a folder is meant.
+    A trailing slash stays too: it means a folder.
     """
     if "://" in path and not path.lower().startswith("file:"):
         return path

@@ -1,11 +1,11 @@
-"""Worker processes on this machine: each owned by a thread that sees it die and starts another one.
+"""Worker processes on this machine: each owned by a thread that notices its death and starts another one.
 
-`executors` hands tasks to the threads; a thread has one task with its process at a time. Liveness:
+`executors` passes tasks to the threads; a thread has one task in its process at a time. Liveness:
 
 - a process that dies (killed, out of memory, a crash in native code) shows as a closed pipe: the attempt is
   `WorkerDied` and the next task gets a new process;
-- success, error, Ctrl-C: `close` kills the processes with all they have started, then the threads end;
-- this process killed: every worker watches for that and ends with all it has started.
+- success, error, Ctrl-C: closing kills the processes with everything they started, then the threads end;
+- this process is killed: every worker watches for that and ends with everything it started.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from penstock.jobs.task import Attempt, FileJob, Outcome
 
 _BEGUN = b"begun"
-"""What a process says first: from then on, what ends it is the user's function."""
+"""First message of a process: from then on, the user's function is the cause if it ends."""
 _starting = threading.Lock()
-"""Starting hides the user's script from the new process, for a moment, for all threads."""
+"""Starting a process hides the user's script from it, for a moment, for all threads."""
 
 
 class LocalPool:
@@ -93,7 +93,7 @@ class _Worker:
         with choice_left_open(), ctrl_c_later("spawn"), hidden:
             self._process.start()
         theirs.close()
-        # multiprocessing would wait for it at exit; `end` is what ends it.
+        # multiprocessing would wait for it at exit; `end` kills it instead.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
     def ask(self, task: Attempt) -> Outcome:
@@ -113,8 +113,8 @@ class _Worker:
         return self._pipe.recv_bytes()
 
     def died(self) -> WorkerDied:
-        """Return the error for a process that has gone, and remove what it has started."""
-        mp_connection.wait([self._process.sentinel], 1)  # not join: its number must stay taken until `end` is through
+        """Return the error for a process that has ended, and kill what it started."""
+        mp_connection.wait([self._process.sentinel], 1)  # not join: its pid must stay reserved until `end` is done
         self.end()
         code = self._process.exitcode
         how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {signal_name(-code)}"
@@ -123,25 +123,25 @@ class _Worker:
             hint = "; the system kills processes when memory runs out: fewer workers= may help"
         elif code == 1 and not self._has_begun:
             hint = " before it began; see its traceback above"
-            if self._needs_script:  # it runs the user's script, which may start processes in turn
+            if self._needs_script:  # it imports the user's script, which may start processes in turn
                 hint += ": a script that starts processes needs `if __name__ == '__main__':`"
         return WorkerDied(f"the worker process (pid {self._process.pid}) {how}{hint}")
 
     def end(self) -> None:
-        """Kill the process and all it has started. Twice does no harm."""
+        """Kill the process and everything it started. May be called twice."""
         ended, self._ended = self._ended, True
         pid = self._process.pid
         if ended or pid is None:
             return
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # its group has its number, and is empty where nothing is left
+                os.killpg(pid, signal.SIGKILL)  # its process group has its pid
         self._process.kill()
         self._process.join()
 
 
 def _pickled(job: FileJob) -> tuple[bytes, bool]:
-    """Return the job for other processes, and whether they must import the user's script to find its function."""
+    """Return the pickled job, and whether workers must import the user's script to find its function."""
     try:
         plain: bytes | None = pickle.dumps(job)
         failure: Exception | None = None
@@ -169,10 +169,10 @@ def _pickled(job: FileJob) -> tuple[bytes, bool]:
 
 
 def _serve(pipe: Connection, payload: bytes) -> None:
-    """Run tasks until the pipe closes; runs in the process."""
+    """Run tasks until the pipe closes; runs in the worker process."""
     if hasattr(os, "setsid"):
-        os.setsid()  # a group of its own: what it starts ends with it, and Ctrl-C goes to the parent alone
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # programs that it starts would inherit an ignored one
+        os.setsid()  # own process group: its children end with it, and Ctrl-C reaches only the parent
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # programs that it starts would inherit an ignored signal
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_watch_parent, daemon=True).start()
@@ -184,13 +184,13 @@ def _serve(pipe: Connection, payload: bytes) -> None:
             try:
                 job = pickle.loads(payload) if job is None else job
                 outcome = run(job, task)
-            except BaseException as error:  # noqa: BLE001 -- no Ctrl-C comes here: the function has raised it
+            except BaseException as error:  # noqa: BLE001 -- Ctrl-C does not arrive here: the function raised it
                 outcome = failure(error)
             pipe.send_bytes(pickle.dumps(outcome))
 
 
 def _watch_parent() -> None:
-    """End this process, and all it has started, when its parent is gone: nobody waits for the outcome any more."""
+    """End this process, and everything it started, when its parent is gone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         mp_connection.wait([parent.sentinel])

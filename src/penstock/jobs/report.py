@@ -1,6 +1,6 @@
-"""What became of a job: the values that `map_files` returns or raises, and how they read.
+"""The results of a job: the values that `map_files` returns or raises, and their text.
 
-Filled by `map_files`; pure values that can be pickled, compared and printed. Decides nothing.
+Filled by `map_files`; plain values that can be pickled, compared and printed. Decides nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from penstock.display import count_text
 from penstock.errors import printable
 
 MOST_SHOWN = 20
-"""Failures that a message lists; the report holds them all."""
+"""Failures that a message lists; the report has them all."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """One attempt at one file that failed."""
+    """One failed attempt at one file."""
 
     input: str
     output: str
@@ -25,7 +25,7 @@ class FailedAttempt:
     cause: str
     """The error in one line: its type and message, or how the worker ended."""
     traceback: str
-    """The error in full where it was raised in Python; else empty."""
+    """The whole error if it was raised in Python; else empty."""
     final: bool
     """Whether it was the last one: there is no output."""
 
@@ -40,9 +40,9 @@ class JobReport:
     done: tuple[str, ...]
     """Outputs written by this run, in the order of the inputs."""
     skipped: tuple[str, ...]
-    """Outputs that were there already."""
+    """Outputs that existed already."""
     failed_attempts: tuple[FailedAttempt, ...]
-    """Every attempt that failed, those that a later one made up for included, in the order in which they failed."""
+    """Every failed attempt, including those followed by a successful one, in the order in which they failed."""
 
     @property
     def failed(self) -> tuple[FailedAttempt, ...]:
@@ -55,12 +55,12 @@ class JobReport:
         return f"{text} ({count_text(made_up, 'failed attempt')} made up for)" if made_up and not self.failed else text
 
     def failure_text(self, *, skip_existing: bool) -> str:
-        """Return what an error says: how many failed, which, why, and what to do."""
+        """Return the message of the error: how many failed, which, why, and what to do."""
         failed = self.failed
         total = len(failed) + len(self.done) + len(self.skipped)
         head = f"{len(failed):,} of {count_text(total, 'file')} failed; the other outputs are complete"
         again = ", and running the same call again tries only the ones that are missing"
-        if not skip_existing:  # an output of an earlier run may be there still, so that none need be missing
+        if not skip_existing:  # outputs of an earlier run may still exist, so none need be missing
             again = (
                 ". Outputs that failed are as they were before. With skip_existing=False the same call makes all files "
                 "again; for the failed ones alone pass [(one.input, one.output) for one in error.report.failed]"

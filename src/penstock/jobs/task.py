@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.jobs.pairs import Resolver
 
 BACKOFF_S = 0.1
-"""Pause before the second attempt; doubled for every further one. A store that says "slow down" is given time."""
+"""Pause before the second attempt, doubled for every further one: a store may ask to slow down."""
 _MOST_BACKOFF_S = 10.0
 
 
@@ -33,7 +33,7 @@ class FileJob:
     store: Resolver
     skip_existing: bool
     stage: bool
-    """Whether the function gets local paths for what lies on a store."""
+    """Whether the function gets local paths for files on a store."""
     scratch: str | None
     """Folder for downloads and uploads; None: the worker's own temporary folder."""
     token: str
@@ -42,7 +42,7 @@ class FileJob:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt."""
+    """One try at one file."""
 
     index: int
     input: str
@@ -56,16 +56,16 @@ class Outcome:
     """How an attempt ended."""
 
     cause: str | None = None
-    """The error in one line; None: it ended well."""
+    """The error in one line; None: success."""
     traceback: str = ""
 
 
 def run(job: FileJob, task: Attempt) -> Outcome:
-    """Make one attempt; never raises for what the function, a file or a store does."""
+    """Make one attempt; never raises for errors of the function, a file or a store."""
     try:
         if task.attempt > 1:
             time.sleep(min(_MOST_BACKOFF_S, BACKOFF_S * 2 ** (task.attempt - 2)))
-            # The attempt before may have ended well on a worker that was lost before it could say so.
+            # The previous attempt may have succeeded on a worker that was lost before it could report.
             if job.skip_existing and exists(job.store, task.output):
                 return Outcome()
         _apply(job, task)

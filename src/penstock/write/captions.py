@@ -1,8 +1,8 @@
-"""What is said of the images of a folder: texts beside them, or one table that names them.
+"""Captions of the images of a folder: text files beside them, or one table that names them.
 
-Asked by `folder`. A table is `captions.csv` or `.jsonl`, or `metadata.csv` or `.jsonl`, with a column that names the
-image; a text has the image's name and ends in `.txt`. Values are not guessed at: a CSV holds text, and numbers only
-where they print back as they stood; a JSONL holds what JSON says. Reads those files, and no image.
+Used by `folder`. A table is `captions.csv` or `.jsonl`, or `metadata.csv` or `.jsonl`, with a column that names the
+image; a text file has the name of the image and ends in `.txt`. Values are not guessed: a CSV contains text, and
+numbers only if they print back unchanged; a JSONL contains the types of JSON. Reads those files, and no image.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 TABLES = ("captions.csv", "captions.jsonl", "metadata.csv", "metadata.jsonl")
 KEYS = ("file_name", "filename", "file", "image", "image_path", "path")
-"""Columns that name the image; the first that is there counts."""
+"""Columns that name the image; the first that exists is used."""
 TEXTS = ("caption", "text")
-"""Columns that hold text, whatever it looks like."""
+"""Columns that contain text, whatever it looks like."""
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """Columns beside the image, and which of their rows belong to each."""
+    """Columns beside the image, and which of their rows belong to each image."""
 
     columns: pa.Table
     rows: Mapping[str, list[int | None]]
@@ -44,12 +44,12 @@ class Captions:
 def find_captions(
     fs: FileSystem, root: str, names: Sequence[str], images: Sequence[str], wanted: bool | str | None
 ) -> Captions | None:
-    """Return the captions of a folder; None where there are none and none are wanted.
+    """Return the captions of a folder; None if there are none and none are required.
 
     Raises:
-        DatasetNotFound: captions are wanted and not there.
-        SchemaError: there are several tables, or one that is not in the folder itself; a table names an image that is
-            not there, has no column that names one, or holds what cannot be stored.
+        DatasetNotFound: captions are required but missing.
+        SchemaError: there are several tables, or one that is not in the folder itself; a table names an image that does
+            not exist, has no column that names one, or contains what cannot be stored.
     """
     if wanted is False:
         return None
@@ -69,11 +69,11 @@ def find_captions(
 
 
 def _the_table(root: str, names: Sequence[str], texts: Mapping[str, str]) -> str | None:
-    """Return the one table that there is; SchemaError where something else claims to say the captions too."""
+    """Return the only table; raises SchemaError if there are other captions too."""
     tables = [name for name in TABLES if name in names]
     if len(tables) > 1:
         raise SchemaError(
-            f"{root!r} holds {len(tables)} tables of captions: {', '.join(tables)}; keep one, or say which counts: "
+            f"{root!r} holds {len(tables)} tables of captions: {', '.join(tables)}; keep one, or choose one: "
             f"captions={tables[0]!r}"
         )
     below = next((name for name in names if "/" in name and posixpath.basename(name) in TABLES), None)
@@ -87,7 +87,7 @@ def _the_table(root: str, names: Sequence[str], texts: Mapping[str, str]) -> str
     if tables and texts:
         image, text = next(iter(texts.items()))
         raise SchemaError(
-            f"captions lie both in the table {tables[0]} and in texts beside the images ({text!r} beside {image!r}, "
+            f"captions are both in the table {tables[0]} and in texts beside the images ({text!r} beside {image!r}, "
             f"{len(texts)} in all); pass captions={tables[0]!r} for the table, or move the table away for the texts"
         )
     return tables[0] if tables else None
@@ -127,7 +127,7 @@ def _from_table(fs: FileSystem, root: str, name: str, images: Sequence[str]) -> 
     rows: dict[str, list[int | None]] = {}
     for at, image in enumerate(table.column(key).to_pylist()):
         if not isinstance(image, str):
-            raise SchemaError(f"{name}, line {lines[at]} of the data: {key!r} is to name an image, got {_short(image)}")
+            raise SchemaError(f"{name}, line {lines[at]} of the data: {key!r} must name an image, got {_short(image)}")
         image = image.replace("\\", "/").removeprefix("./")
         if image not in known:
             raise SchemaError(
@@ -142,11 +142,11 @@ def _from_table(fs: FileSystem, root: str, name: str, images: Sequence[str]) -> 
 
 
 def _read_table(fs: FileSystem, path: str) -> tuple[pa.Table, Sequence[int]]:
-    """Return a table, and of each row its line, the first of the data being 1."""
+    """Return a table, and for each row its line, the first of the data being 1."""
     if not fs.get_file_info(path).is_file:
         raise DatasetNotFound(f"no table of captions at {path!r}")
     if not path.lower().endswith((".csv", ".jsonl", ".json")):
-        raise SchemaError(f"{path} is no table that can be read; give one that ends in .csv or .jsonl")
+        raise SchemaError(f"{path} is not a table; choose one that ends in .csv or .jsonl")
     with fs.open_input_stream(path) as stream:
         data = bytes(stream.read())
     if path.lower().endswith(".csv"):
@@ -156,7 +156,7 @@ def _read_table(fs: FileSystem, path: str) -> tuple[pa.Table, Sequence[int]]:
 
 
 def _check_types(schema: pa.Schema, path: str) -> None:
-    """Refuse columns that no dataset can hold, in words about the table."""
+    """Refuse columns that a dataset cannot store, in words about the table."""
     for field in schema:
         try:
             infer_unischema(pa.schema([field]))
@@ -175,21 +175,23 @@ def _check_types(schema: pa.Schema, path: str) -> None:
 
 
 def _from_csv(data: bytes, path: str) -> pa.Table:
-    """Return a CSV as text, and as numbers the columns that hold nothing else; empty values there are null."""
+    """Return a CSV as text, and as numbers the columns that contain nothing else; empty values there are null."""
     from pyarrow import csv
 
-    block = min(max(len(data), _LEAST_BLOCK), _MOST_BLOCK)  # a row has to lie in one block
+    block = min(max(len(data), _LEAST_BLOCK), _MOST_BLOCK)  # a row must be inside one block
     options = {
         "read_options": csv.ReadOptions(block_size=block),
         "parse_options": csv.ParseOptions(newlines_in_values=True),
     }
     try:
         names = csv.open_csv(pa.BufferReader(data), **options).schema.names
-        _refuse_twice(names, path)
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise SchemaError(f"{path} has two columns called {twice!r}; rename one of them")
         texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
         table = csv.read_csv(pa.BufferReader(data), convert_options=texts, **options)
     except pa.ArrowInvalid as error:
-        _decoded(data, path)  # says where it is not UTF-8
+        _decoded(data, path)  # raises if it is not UTF-8
         raise SchemaError(f"{path} cannot be read as a table: {error}; correct it, or pass captions=False") from error
     columns = [
         column if name.lower() in (*TEXTS, *KEYS) else _numbers(column)
@@ -198,14 +200,8 @@ def _from_csv(data: bytes, path: str) -> pa.Table:
     return pa.table(columns, names=names)
 
 
-def _refuse_twice(names: Sequence[str], path: str) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise SchemaError(f"{path} has two columns called {twice!r}; rename one of them")
-
-
 def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return text as int64 or double where every value that is not empty prints back as it stood; else as it is."""
+    """Return text as int64 or double if every value that is not empty prints back unchanged; else unchanged."""
     values = [None if value == "" else value for value in column.to_pylist()]
     found = [value for value in values if value is not None]
     if found and all(map(_is_whole, found)):
@@ -227,7 +223,7 @@ def _is_shortest(text: str) -> bool:
 
 
 def _are_even(texts: Sequence[str]) -> bool:
-    """Tell whether all numbers have equally many decimals, as 0.50 and 12.25, none of them lost in a double."""
+    """Tell whether all numbers have the same number of decimals, like 0.50 and 12.25, none of them lost in a double."""
     decimals = len(texts[0].partition(".")[2])
     pattern = re.compile(rf"-?(0|[1-9][0-9]*)\.[0-9]{{{decimals}}}")
     return decimals > 0 and all(pattern.fullmatch(text) and f"{float(text):.{decimals}f}" == text for text in texts)
@@ -237,7 +233,7 @@ def _are_even(texts: Sequence[str]) -> bool:
 
 
 def _from_lines(data: bytes, path: str) -> tuple[pa.Table, list[int]]:
-    """Return objects, one a line, as columns of the types that JSON says: text that looks like a date stays text."""
+    """Return objects, one a line, as columns of the types of JSON: text that looks like a date stays text."""
     rows, lines = [], []
     for line, row in _objects(data, path):
         for name in TEXTS:
@@ -261,7 +257,7 @@ def _objects(data: bytes, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(text)
         except ValueError as error:
-            raise SchemaError(f"{path} cannot be read as a table: line {line} is no JSON: {error}") from error
+            raise SchemaError(f"{path} cannot be read as a table: line {line} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise SchemaError(
                 f"{path} cannot be read as a table: line {line} is a {type(row).__name__}; give one object a line, as "
@@ -276,13 +272,13 @@ def _column(values: list[Any], name: str, lines: Sequence[int], path: str) -> pa
     except (pa.ArrowException, OverflowError, ValueError) as error:
         at = _first_misfit(values)
         raise SchemaError(
-            f"{path}, line {lines[at]}: column {name!r} is {_short(values[at])}, which does not go with the lines "
-            f"before: {error}; give all lines one type, or write the column as text"
+            f"{path}, line {lines[at]}: column {name!r} is {_short(values[at])}, which does not fit the lines "
+            f"before: {error}; use one type in all lines, or write the column as text"
         ) from error
 
 
 def _first_misfit(values: list[Any]) -> int:
-    """Return the first value with which those before have no common type."""
+    """Return the first value that has no common type with those before."""
     low, high = 0, len(values)  # the first `low` go together, the first `high` do not
     while high - low > 1:
         middle = (low + high) // 2

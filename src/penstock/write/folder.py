@@ -1,8 +1,8 @@
-"""`penstock.write_folder`: a folder of image files to a dataset, every file stored as it is.
+"""`penstock.write_folder`: a folder of image files to a dataset, every file stored unchanged.
 
-Finds the images, what their folders and the texts beside them say of them, and one field that all of them fit; then
-reads the files in threads and hands Arrow batches to `write`. Pixels are decoded only to convert images that would not
-fit. Folders may lie on any filesystem that `penstock.open` reads.
+Finds the images, their labels and captions, and one field that fits all of them; then reads the files in threads and
+passes Arrow batches to `write`. Pixels are decoded only to convert images that would not fit. Folders may be on any
+filesystem that `penstock.open` reads.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class _ImageFolder:
     images: tuple[str, ...]
     """Relative paths, in order."""
     facts: Mapping[str, ImageFacts]
-    """What each image is; those that fit the field only."""
+    """The facts of each image; only of those that fit the field."""
     kind: ImageFacts
-    """One that all have to be like, in channels and dtype."""
+    """An image with the channels and dtype of the field."""
 
     def read(self, relative: str) -> bytes:
         with self.fs.open_input_stream(posixpath.join(self.root, relative)) as stream:
@@ -130,8 +130,8 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     where: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     fs, root = resolve(path, **where)
     if first_look(fs, root, path).is_file:
-        raise DatasetNotFound(f"{root!r} is a file; give the folder that holds the images")
-    names = _names(fs, root)
+        raise DatasetNotFound(f"{root!r} is a file; pass the folder that contains the images")
+    names = [name for name, _ in list_files(fs, root, underscores=True)]
     images = tuple(name for name in names if name.lower().endswith(ENDINGS))
     if not images:
         raise DatasetNotFound(f"no images in {root!r}; names that end in {', '.join(ENDINGS)} count")
@@ -147,11 +147,11 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuse what `write` would refuse, before all images are looked at, and in words about this function."""
+    """Raise for wrong options before all images are read, with messages about this function."""
     if "schema" in options:
         raise PlanError(
-            "write_folder makes the schema from the images and what is said of them, and takes no schema=...; leave it "
-            "out, or read the files yourself and give rows to penstock.write(rows, url, schema)"
+            "write_folder derives the schema from the images and captions, and takes no schema=...; leave it out, or "
+            "read the files yourself and pass rows to penstock.write(rows, url, schema)"
         )
     known = [name for name, one in inspect.signature(write).parameters.items() if one.kind is one.KEYWORD_ONLY]
     for name in options:
@@ -159,13 +159,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise TypeError(f"write_folder() got an unexpected keyword argument {name!r}; {close_names(name, known)}")
 
 
-def _names(fs: FileSystem, root: str) -> list[str]:
-    """Return the relative paths of all files, but not of those whose names begin with a dot."""
-    return [name for name, _ in list_files(fs, root, underscores=True)]
-
-
 def _classes(root: str, images: Sequence[str], labels: bool | None) -> dict[str, int] | None:
-    """Return the number of each class folder, None where folders are no labels."""
+    """Return the number of each class folder, None if folders are not labels."""
     outside = [name for name in images if "/" not in name]
     if labels is False or (labels is None and len(outside) == len(images)):
         return None
@@ -179,7 +174,7 @@ def _classes(root: str, images: Sequence[str], labels: bool | None) -> dict[str,
     names = sorted({name.split("/", 1)[0] for name in images})
     if labels is None and {name.lower() for name in names} <= _SPLITS:
         raise SchemaError(
-            f"{root!r} holds the splits {', '.join(names)}, not classes; write each by itself: "
+            f"{root!r} contains the splits {', '.join(names)}, not classes; write each by itself: "
             f"write_folder('{posixpath.join(root, names[0])}', ...), or pass labels=True or False"
         )
     return {name: number for number, name in enumerate(names)}
@@ -196,7 +191,7 @@ def _rows(images: Sequence[str], table: Captions | None) -> list[tuple[str, int 
 
 
 def _look(fs: FileSystem, root: str, images: tuple[str, ...], misfits: Misfits) -> _ImageFolder:
-    """Look at the head of every image and decide what they have to be like."""
+    """Read the head of every image and choose the field."""
 
     def facts(name: str) -> ImageFacts | str:
         try:
@@ -220,7 +215,7 @@ def _look(fs: FileSystem, root: str, images: tuple[str, ...], misfits: Misfits) 
 
 
 def _facts(file: Any) -> ImageFacts:
-    """Return what an open file holds, from its head and its end where those tell; ValueError where it is damaged."""
+    """Return the facts of an open file, from its head and its end if those suffice; ValueError if it is damaged."""
     head = bytes(file.read(HEAD_BYTES))
     found = facts_of_head(head) if len(head) == HEAD_BYTES else None
     if found is not None:
@@ -234,7 +229,7 @@ def _facts(file: Any) -> ImageFacts:
 def _handle_misfits(
     root: str, others: Mapping[str, ImageFacts | str], like: ImageFacts, misfits: Misfits
 ) -> dict[str, ImageFacts]:
-    """Return the images that are to be converted; refuse the others, or warn that they are left out."""
+    """Return the images to convert; raise for the others, or warn that they are left out."""
     reasons = [f"{name!r} ({_describe(fact)})" for name, fact in others.items()]
     told = f"{', '.join(reasons[:3])}{f' and {len(reasons) - 3} more' if len(reasons) > 3 else ''}"
     if misfits == "skip":
@@ -254,13 +249,13 @@ def _describe(fact: ImageFacts | str) -> str:
 
 
 def _converted_facts(fact: ImageFacts | str, like: ImageFacts) -> ImageFacts:
-    """Return what an image will be once it is converted; a size that only its pixels tell counts as another one."""
+    """Return the facts of an image after conversion; a size that only its pixels show counts as another one."""
     height, width = (-1, -1) if isinstance(fact, str) else (fact.height, fact.width)
     return ImageFacts("png", height, width, like.channels, like.dtype)
 
 
 def convert(data: bytes, like: ImageFacts) -> bytes:
-    """Return an image as PNG with other channels or depth; ValueError where no library here reads it."""
+    """Return an image as PNG with other channels or depth; ValueError if no installed library reads it."""
     pixels = _pixels(data)
     if pixels.dtype == np.uint16 and like.dtype is np.uint8:
         pixels = (pixels >> 8).astype(np.uint8)
@@ -283,8 +278,8 @@ def _pixels(data: bytes) -> Any:
             raise
     try:
         with pillow.open(BytesIO(data)) as image:
-            return np.asarray(image.convert("RGB"))  # alpha is dropped, palettes and CMYK become colours
-    except pillow.UnidentifiedImageError:  # its text names the address of our buffer, which tells nobody anything
+            return np.asarray(image.convert("RGB"))  # drops alpha, converts palettes and CMYK
+    except pillow.UnidentifiedImageError:  # its message has only the address of our buffer
         raise ValueError(f"damaged, or no image ({len(data)} bytes, beginning {data[:8]!r})") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"damaged, or no image: {error}") from error
@@ -296,7 +291,7 @@ def _pixels(data: bytes) -> Any:
 def _schema(
     folder: _ImageFolder, classes: Mapping[str, int] | None, table: Captions | None
 ) -> tuple[Unischema, pa.Schema]:
-    """Return the fields, and the columns as stored: those of the table as they are, in whatever depth."""
+    """Return the fields, and the columns as stored: those of the captions unchanged."""
     image = image_field("image", list(folder.facts.values()), nullable=False)
     if any(fact.height < 0 for fact in folder.facts.values()):
         image = image._replace(shape=(None, None, *image.shape[2:]))
@@ -322,7 +317,7 @@ def _batches(
     said: tuple[Mapping[str, int] | None, Captions | None],
     stored: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in their order; files are read in threads, a bounded number of bytes ahead."""
+    """Yield the rows in order; files are read in threads, a bounded number of bytes ahead."""
     threads = threads_for(folder.fs)
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-read") as pool:
         ahead: deque[Any] = deque()
@@ -340,7 +335,7 @@ def _groups(folder: _ImageFolder, rows: Sequence[tuple[str, int | None]]) -> Ite
     for row in rows:
         group.append(row)
         fact = folder.facts[row[0]]
-        size += abs(fact.height * fact.width * fact.channels) // 4  # a guess: what matters is the order of magnitude
+        size += abs(fact.height * fact.width * fact.channels) // 4  # a guess: only the order of magnitude matters
         if size >= _BATCH_BYTES:
             yield group
             group, size = [], 0
@@ -377,7 +372,7 @@ def _image(folder: _ImageFolder, name: str) -> bytes:
         if (fact.channels, fact.dtype) == (folder.kind.channels, folder.kind.dtype):
             return data
     except ValueError:
-        pass  # alpha, or damaged: `convert` knows, or says so
+        pass  # alpha, or damaged: `convert` decides
     try:
         return convert(data, folder.kind)
     except ValueError as error:

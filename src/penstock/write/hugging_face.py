@@ -1,10 +1,10 @@
-"""A dataset of Hugging Face's `datasets` as a source: Arrow batches in turn, pictures as the files that they are.
+"""A Hugging Face dataset as a source: a stream of Arrow batches, images as the files that they are.
 
-Asked by `sources` for objects of that library. Columns come as Arrow has them; an `Image` column, there a pair of bytes
-and path, becomes one of image files, not encoded again, with a field that the first picture decides and all have to
-fit. Files that are only named, also those in lists, are read. A stream that does not say its features shows its
-pictures itself; those that are pixels only become PNG, which loses nothing. Rows of a transform are rows, for a schema
-to encode. Class labels come as numbers. Pixels are decoded only where the head of a picture does not tell what it is.
+Used by `sources` for objects of `datasets`. Columns come as Arrow has them; an `Image` column, there a pair of bytes
+and path, becomes one of image files, not encoded again, with a field chosen by the first image that all must fit. Files
+that are only named, also in lists, are read. In a stream without features, columns of images are recognised by their
+values; images that exist only as pixels become PNG, which is lossless. Rows of a transform are rows, for a schema to
+encode. Class labels come as numbers. Pixels are decoded only if the head of an image is not enough.
 """
 
 from __future__ import annotations
@@ -36,21 +36,27 @@ BATCH_ROWS = 512
 
 
 def as_source(data: Any, schema: Unischema | None) -> Any:
-    """Return a dataset, streamed or not, as tables in turn; one with a transform as the rows that it gives.
+    """Return a dataset, streamed or not, as a stream of tables; one with a transform as the rows of the transform.
 
     Raises:
-        SchemaError: it is a dict of splits or one column, or has a transform or no rows and no schema was given, or a
-            picture does not fit.
+        SchemaError: it is a dict of splits or one column, or has a transform or no rows and no schema was given, or
+            an image does not fit.
     """
     from penstock.write.sources import Tables
 
-    _refuse_other(data)
+    if isinstance(data, dict):
+        raise SchemaError(f"a DatasetDict contains several datasets; pass one of {sorted(map(str, data))}")
+    if not (hasattr(data, "features") and hasattr(data, "with_format")):
+        raise SchemaError(
+            f"cannot write a {type(data).__name__} of datasets; pass a Dataset or IterableDataset, and for one column "
+            "of it dataset.select_columns([name])"
+        )
     if _has_transform(data):
         if schema is None:
             raise SchemaError(
-                "the dataset has a transform (with_transform or set_transform), and what it gives has no types that "
-                "could be told; pass schema=Unischema(...) to write the rows of the transform, or give "
-                "dataset.with_format(None) to write those below it"
+                "the dataset has a transform (with_transform or set_transform), whose results have no known types; "
+                "pass schema=Unischema(...) to write the rows of the transform, or dataset.with_format(None) to "
+                "write those below it"
             )
         return iter(data)
     batches = _batches(_with_files_of_pictures(data), is_told=schema is not None)
@@ -68,16 +74,6 @@ def as_source(data: Any, schema: Unischema | None) -> Any:
     fields = {name: field for name, field in found.fields.items() if name in images or not is_typed}
     checked = _checked(itertools.chain([start], tables), fields)
     return Tables(next(checked), checked, found)
-
-
-def _refuse_other(data: Any) -> None:
-    if isinstance(data, dict):
-        raise SchemaError(f"a DatasetDict has several datasets; give one of {sorted(map(str, data))}")
-    if not (hasattr(data, "features") and hasattr(data, "with_format")):
-        raise SchemaError(
-            f"cannot write a {type(data).__name__} of datasets; give a Dataset or IterableDataset, and for one column "
-            "of it dataset.select_columns([name])"
-        )
 
 
 def _has_transform(data: Any) -> bool:
@@ -100,7 +96,7 @@ def _infer(table: pa.Table, images: list[str]) -> Unischema:
             found = image_field(name, [facts_of_image(cell)], nullable=True)
         except ValueError as error:
             raise SchemaError(f"row {row}, column {name!r}: {error}; {_CURE}") from error
-        free = (None, None) if len(found.shape) == 2 else (None, None, 3)  # the next picture may have another size
+        free = (None, None) if len(found.shape) == 2 else (None, None, 3)  # the next image may have another size
         fields[name] = found._replace(shape=free)
     return Unischema(plain._name, list(fields.values()))
 
@@ -109,7 +105,7 @@ def _infer(table: pa.Table, images: list[str]) -> Unischema:
 
 
 def _tables(batches: Iterator[pa.Table], features: dict[str, Any], *, is_typed: bool) -> Iterator[pa.Table]:
-    """Yield the batches with their files; columns of a stream that does not tell its features are looked at in each."""
+    """Yield the batches with their files; columns of a stream without features are checked in each."""
     row = 0
     for found in batches:
         table = found.replace_schema_metadata(None)
@@ -131,9 +127,9 @@ def _tables(batches: Iterator[pa.Table], features: dict[str, Any], *, is_typed: 
 
 
 def _batches(data: Any, *, is_told: bool) -> Iterator[pa.Table]:
-    """Yield the rows as they come; a stream that does not say its types has to keep to those of its first rows.
+    """Yield the rows as they come; a stream without types must keep to those of its first rows.
 
-    `is_told`: a schema says the types anyway.
+    `is_told`: a schema gives the types anyway.
     """
     if hasattr(data, "__len__"):
         yield from data.with_format("arrow").iter(batch_size=BATCH_ROWS)
@@ -166,7 +162,7 @@ def _columns(schema: pa.Schema) -> str:
 
 
 def _names_files(feature: Any) -> bool:
-    """Tell whether a feature, or one inside of it, may hold the name of a file instead of its bytes."""
+    """Tell whether a feature, or one inside it, may contain the name of a file instead of its bytes."""
     if isinstance(feature, dict):
         return any(map(_names_files, feature.values()))
     if isinstance(feature, list | tuple):
@@ -175,9 +171,9 @@ def _names_files(feature: Any) -> bool:
 
 
 def _with_files(column: pa.ChunkedArray, feature: Any) -> Any:
-    """Return a column with the bytes of all files: an `Image` column as these bytes, others as they are nested."""
+    """Return a column with the bytes of all files: an `Image` column as these bytes, others nested as before."""
     if not _is_image(feature):
-        tables = importlib.import_module("datasets.table")  # it is there: the data are of it
+        tables = importlib.import_module("datasets.table")  # installed, since the data is of it
         return tables.embed_array_storage(column, feature)
     cells = []
     for row in column.to_pylist():
@@ -192,9 +188,9 @@ def _with_files(column: pa.ChunkedArray, feature: Any) -> Any:
 
 
 def _seen(table: pa.Table) -> dict[str, Any]:
-    """Return the columns of pictures that a stream without features shows: bytes and path, the first being a picture.
+    """Return the columns of images in a stream without features: pairs of bytes and path, the first being an image.
 
-    That is how `datasets` stores an `Image`; files of other kinds look the same but for what is in them.
+    That is how `datasets` stores an `Image`; files of other kinds differ only in their content.
     """
     found = {}
     for field in table.schema:
@@ -207,12 +203,12 @@ def _seen(table: pa.Table) -> dict[str, Any]:
 
 
 def _read(path: Any) -> bytes:
-    """Return the bytes of a local file, none where there is no such file."""
+    """Return the bytes of a local file, b"" if there is no such file."""
     return Path(path).read_bytes() if isinstance(path, str) and Path(path).is_file() else b""
 
 
 def _opened(data: Any) -> Any:
-    """Return a file as a picture of Pillow, None where it is none."""
+    """Return a file as a Pillow image, None if it is not one."""
     pillow = decoders.library("PIL.Image")
     if pillow is None or not isinstance(data, bytes):
         return None
@@ -223,22 +219,22 @@ def _opened(data: Any) -> Any:
 
 
 def _in_mode(data: Any, mode: str | None) -> Any:
-    """Return a picture in the mode that its feature names, as it is or as a PNG of the pixels that `datasets` shows."""
+    """Return an image in the mode of its feature, unchanged or as a PNG of the pixels that `datasets` shows."""
     image = None if mode is None else _opened(data)
     return data if image is None or image.mode == mode else _png(image.convert(mode))
 
 
 def _with_files_of_pictures(data: Any) -> Any:
-    """Return a stream of Python rows with its pictures of Pillow as files; other datasets as they are.
+    """Return a stream of Python rows with its Pillow images as files; other datasets unchanged.
 
-    `datasets` would encode them when the rows become Arrow: those of a JPEG anew as JPEG, with a loss, and those of a
-    file by its name, without what was drawn on them since.
+    `datasets` would encode them when the rows become Arrow: a JPEG again as JPEG, with a loss, and a file by its name,
+    without later changes to the image.
     """
     source = getattr(data, "_ex_iterable", None)
     if hasattr(data, "__len__") or source is None or getattr(source, "iter_arrow", None) is not None:
         return data
-    raw = data.with_format(None)  # a new one, with an info of its own
-    raw._info.features = None  # its rows before features are applied, which decodes files that are given as such
+    raw = data.with_format(None)  # a copy with its own info
+    raw._info.features = None  # rows before features are applied, which would decode files
     rows = raw.map(_row_of_files)
     return rows if data.features is None else rows.cast(data.features)
 
@@ -248,7 +244,7 @@ def _row_of_files(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_files(value: Any) -> Any:
-    """Return a value with each picture in it as the pair that `datasets` stores."""
+    """Return a value with each image in it as the pair that `datasets` stores."""
     if isinstance(value, dict):
         return {key: _as_files(part) for key, part in value.items()}
     if isinstance(value, list | tuple) and any(
@@ -264,7 +260,7 @@ def _is_shown(value: Any) -> bool:
 
 
 def _file_of(image: Any) -> bytes:
-    """Return the file that a picture was opened from if it still shows just that, else a PNG of its pixels."""
+    """Return the file that an image was opened from if it still shows just that, else a PNG of its pixels."""
     data = _read(getattr(image, "filename", None))
     try:
         pixels = np.asarray(image)
@@ -273,13 +269,13 @@ def _file_of(image: Any) -> bytes:
             return data
         return _png(image)
     except (OSError, SyntaxError):
-        if data:  # damaged: said of the row when its pictures are checked
+        if data:  # damaged: reported with its row by `_check`
             return data
         raise
 
 
 def _png(image: Any) -> bytes:
-    """Return a picture as PNG, or as TIFF where PNG has no such pixels."""
+    """Return an image as PNG, or as TIFF if PNG has no such pixels."""
     if image.mode in ("L", "RGB"):
         return decoders.encode_image(np.asarray(image), "png", 0)
     memory = BytesIO()
@@ -293,7 +289,7 @@ _CURE = (
 
 
 def _checked(tables: Iterator[pa.Table], fields: Mapping[str, UnischemaField]) -> Iterator[pa.Table]:
-    """Yield the tables, once every picture of them is known to fit its field."""
+    """Yield the tables, after checking that every image fits its field."""
     fields = {name: field for name, field in fields.items() if isinstance(field.codec, CompressedImageCodec)}
     first = 0
     for table in tables:
@@ -314,7 +310,7 @@ def _check(cell: bytes, field: UnischemaField, row: int) -> None:
     else:
         size = (fact.height, fact.width)
         pixels = SimpleNamespace(dtype=np.dtype(fact.dtype), shape=size if fact.channels == 1 else (*size, 3))
-        if misfit(field, pixels) is None:  # what reading would say
+        if misfit(field, pixels) is None:  # the check of reading
             return
         what = f"the picture is {describe(fact)}, {fact.height} x {fact.width}"
     raise SchemaError(f"row {row}, column {field.name!r}: {what}, where the field says {wanted(field)}; {_CURE}")

@@ -1,8 +1,8 @@
-"""What an image file holds, from its first bytes: format, shape and dtype, without decoding where the header says it.
+"""Facts about an image file from its first bytes: format, shape and dtype, without decoding if the header has them.
 
-Used where image files become cells as they are: their column needs one field that all of them fit. JPEG and PNG in
-grey or RGB are read from their headers, and a look at their ends tells those that were cut short; anything else is
-decoded to find out. Opens no files.
+Used where image files become cells unchanged: their column needs one field that fits all of them. JPEG and PNG in grey
+or RGB are read from their headers, and truncated ones are recognised by their ends; anything else is decoded to find
+out. Opens no files.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 HEAD_BYTES = 64 << 10
-"""Enough of a file to find its size in, but for a JPEG with a large preview in front."""
+"""Enough of a file to find its size, except for a JPEG with a large preview in front."""
 TAIL_BYTES = 4 << 10
-"""Enough of a file to find the end of its image in, but for one with much padding behind."""
+"""Enough of a file to find the end of its image, except for one with much padding behind."""
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_CHANNELS = {0: 1, 2: 3}  # grey and RGB; palettes and alpha are for the decoder to say
+_PNG_CHANNELS = {0: 1, 2: 3}  # grey and RGB; palettes and alpha are left to the decoder
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN = 0xDA
 _JPEG_SCAN, _JPEG_END, _PNG_END = b"\xff\xda", b"\xff\xd9", b"IEND\xaeB`\x82"
@@ -31,10 +31,10 @@ _JPEG_SCAN, _JPEG_END, _PNG_END = b"\xff\xda", b"\xff\xd9", b"IEND\xaeB`\x82"
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What one image is."""
+    """Format, size and type of one image."""
 
     format: str
-    """As `CompressedImageCodec` names it."""
+    """As named by `CompressedImageCodec`."""
     height: int
     width: int
     channels: int
@@ -43,7 +43,7 @@ class ImageFacts:
 
 
 def facts_of_head(head: bytes) -> ImageFacts | None:
-    """Return the facts of an image that its first bytes tell; None where they do not, or it is of a rarer kind."""
+    """Return the facts of an image from its first bytes; None if they are not enough, or it is of a rarer kind."""
     if head[:8] == _PNG and len(head) >= 26:
         return _png(head)
     if head[:2] == b"\xff\xd8":
@@ -52,9 +52,9 @@ def facts_of_head(head: bytes) -> ImageFacts | None:
 
 
 def facts_of_image(data: bytes) -> ImageFacts:
-    """Return the facts of a whole image file, decoding it where needed.
+    """Return the facts of a complete image file, decoding it if needed.
 
-    ValueError where it cannot be read, or its end is missing.
+    Raises ValueError if it cannot be read, or is truncated.
     """
     found = facts_of_head(data)
     if found is not None and is_whole(data, data):
@@ -72,10 +72,10 @@ def describe(fact: ImageFacts) -> str:
 
 
 def is_whole(head: bytes, tail: bytes) -> bool:
-    """Tell whether the last bytes of a JPEG or PNG hold its end; False also where the two do not tell.
+    """Tell whether the last bytes of a JPEG or PNG contain its end; False also if the two do not show it.
 
-    What follows the end (padding, the rest of a sector) does no harm. Of a whole file that is there `head` and `tail`
-    are one and the same; else `tail` ends where the file does.
+    Whatever follows the end (padding, the rest of a sector) is ignored. For a complete file in memory `head` and `tail`
+    are the same object; else `tail` ends where the file does.
     """
     if head[:8] == _PNG:
         return tail.rfind(_PNG_END) >= 0
@@ -88,11 +88,11 @@ def is_whole(head: bytes, tail: bytes) -> bool:
 
 
 def refuse_cut(data: bytes) -> None:
-    """Raise ValueError for a JPEG or PNG without its end: decoders may make up the pixels that are missing."""
+    """Raise ValueError for a truncated JPEG or PNG: decoders may make up the missing pixels."""
     if data[:8] == _PNG and data.rfind(_PNG_END) < 0:
-        raise ValueError("damaged PNG: cut short, its end is missing")
+        raise ValueError("damaged PNG: truncated, its end is missing")
     if data[:2] == b"\xff\xd8" and data.rfind(_JPEG_END) <= data.rfind(_JPEG_SCAN):
-        raise ValueError("damaged JPEG: cut short, its end is missing")
+        raise ValueError("damaged JPEG: truncated, its end is missing")
 
 
 def _png(head: bytes) -> ImageFacts | None:
@@ -104,7 +104,7 @@ def _png(head: bytes) -> ImageFacts | None:
 
 
 def _jpeg(head: bytes) -> ImageFacts | None:
-    """Look for the segment of the frame: marker, length, and in it precision, height, width, components."""
+    """Find the segment of the frame: marker, length, and in it precision, height, width, components."""
     at = next((at for at, marker in _segments(head) if marker in _FRAMES), None)
     if at is None:
         return None
@@ -114,7 +114,7 @@ def _jpeg(head: bytes) -> ImageFacts | None:
 
 
 def _segments(head: bytes) -> Iterator[tuple[int, int]]:
-    """Yield place and marker of each segment of a JPEG, up to its first scan."""
+    """Yield position and marker of each segment of a JPEG, up to its first scan."""
     at = 2
     while at + 10 <= len(head) and head[at] == 0xFF:
         marker = head[at + 1]
@@ -125,7 +125,7 @@ def _segments(head: bytes) -> Iterator[tuple[int, int]]:
 
 
 def image_field(name: str, images: Collection[ImageFacts], *, nullable: bool) -> UnischemaField:
-    """Return the field that images of one number of channels fit: a size that they share is fixed, others are free."""
+    """Return the field that fits images of one number of channels: a size that they share is fixed, others are free."""
     first = next(iter(images))
     size: list[int | None] = [
         next(iter(sizes)) if len(sizes) == 1 else None

@@ -2,6 +2,7 @@
 
 import errno
 import http.client
+import http.server
 import socket
 import threading
 
@@ -60,6 +61,8 @@ UNAVAILABLE = {
     ),
     "arrow s3 status": OSError("AWS Error UNKNOWN (HTTP status 503) during GetObject operation: No response body."),
     "arrow gcs": OSError("google::cloud::Status(UNAVAILABLE: Retry policy exhausted)"),
+    "arrow azure": OSError("GetProperties failed. Azure Error: [] Fail to get a new connection for: https://x"),
+    "fsspec http": caused(FileNotFoundError("http://x"), named("ClientResponseError", status=503)),
 }
 REFUSED = {
     "local": PermissionError(errno.EACCES, "Permission denied"),
@@ -72,6 +75,7 @@ REFUSED = {
     "s3fs": caused(OSError(errno.EIO, "The provided token has expired"), botocore("ExpiredToken", 400)),
     "arrow s3": OSError("AWS Error ACCESS_DENIED during HeadObject operation: No response body."),
     "arrow gcs": OSError("google::cloud::Status(PERMISSION_DENIED: no)"),
+    "fsspec http": caused(FileNotFoundError("http://x"), named("ClientResponseError", status=403)),
 }
 GONE = {
     "local": FileNotFoundError(errno.ENOENT, "No such file"),
@@ -80,6 +84,7 @@ GONE = {
     "arrow s3": OSError("AWS Error NO_SUCH_BUCKET during HeadObject operation"),
     "other etag": named("HttpResponseError", status_code=412),
     "ours": DatasetNotFound("nothing there"),
+    "fsspec http": caused(FileNotFoundError("http://x"), named("ClientResponseError", status=404)),
 }
 NEITHER = {
     "damaged page": OSError("Corrupt snappy compressed data."),
@@ -186,7 +191,42 @@ def test_work_that_was_stopped_does_not_wait_for_the_store():
     assert request.calls == 1
 
 
+def test_the_cause_that_tells_is_named():
+    error = caused(FileNotFoundError("http://x"), named("ClientResponseError", status=403))
+    assert "(ClientResponseError: the message)" in str(store_error(error, "http://x"))
+
+
 def test_store_errors_stay_the_same_object():
     error = StoreUnavailable("x", url="x", attempts=2)
     assert store_error(error, "y") is error
     assert store_error(ValueError("x"), "y") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, "refused"), (403, "refused"), (404, "gone"), (429, "unavailable"), (503, "unavailable")]
+)
+def test_the_s3_client_of_pyarrow_is_understood(status, kind):
+    fs = pytest.importorskip("pyarrow.fs")
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = fs.S3FileSystem(
+            access_key="key",
+            secret_key="secret",
+            region="us-east-1",
+            scheme="http",
+            endpoint_override=f"127.0.0.1:{server.server_port}",
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
+        )
+        with pytest.raises(OSError, match="k") as found:
+            store.open_input_file("bucket/key")
+        server.shutdown()
+    assert fault_of(found.value) == kind

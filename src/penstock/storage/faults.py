@@ -64,7 +64,7 @@ _REFUSED_CODES = re.compile(
 )
 _GONE_CODES = re.compile("no_?such_?(key|bucket|version|upload)|(resource_|blob_|container_)?not_?found", re.IGNORECASE)
 _STORE_ANSWER = re.compile(
-    r"AWS Error (?P<aws>\w+)|google::cloud::Status\((?P<google>\w+)|Azure Error: \[?(?P<azure>\w+)"
+    r"AWS Error (?P<aws>\w+)|google::cloud::Status\((?P<google>\w+)|Azure Error: \[(?P<azure>\w*)\]"
 )
 """How pyarrow's own clients report what the store said: all their errors are OSError with a text."""
 _HTTP_STATUS = re.compile(r"\bHTTP status(?: code)?:? (\d{3})\b")
@@ -73,15 +73,22 @@ _HTTP_STATUS = re.compile(r"\bHTTP status(?: code)?:? (\d{3})\b")
 def fault_of(error: BaseException) -> Fault | None:
     """Return what an error says about its store, or None if it says nothing: the data may be damaged then.
 
-    Looks at the error and at its causes, the outermost first. An I/O error (EIO) without a more precise cause counts
-    as unavailable: mounted stores report any lost connection so.
+    Looks at the error and at its causes, the outermost first. Two kinds count only where no cause says more: an I/O
+    error (EIO), as which mounted stores report any lost connection, is unavailable; and FileNotFoundError is gone,
+    which fsspec's HTTP client raises for every failure.
     """
-    vague: Fault | None = None
+    return _verdict(error)[0]
+
+
+def _verdict(error: BaseException) -> tuple[Fault | None, BaseException]:
+    """Return the fault, and the error among the causes that tells it."""
+    vague: tuple[Fault | None, BaseException] = None, error
     for one in _causes(error):
         found = _fault(one)
-        if found is not None and getattr(one, "errno", None) != errno.EIO:
-            return found
-        vague = vague or found
+        if found is not None and getattr(one, "errno", None) != errno.EIO and not isinstance(one, FileNotFoundError):
+            return found, one
+        if vague[0] is None:
+            vague = found, one
     return vague
 
 
@@ -155,8 +162,8 @@ def store_error(error: BaseException, url: str, *, attempts: int = 1) -> StoreEr
     """
     if isinstance(error, StoreError):
         return error
-    fault = fault_of(error)
-    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    fault, cause = _verdict(error)
+    reason = f"{type(cause).__name__}: {cause}".rstrip(": ")
     made: StoreError
     if fault == "refused":
         made = StoreRefused(

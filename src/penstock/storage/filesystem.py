@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from penstock.errors import BadFile, DatasetNotFound, PenstockError, PenstockWarning, StoreUnavailable
-from penstock.storage.faults import attempt, store_error
+from penstock.storage.faults import attempt, fault_of, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -175,8 +175,20 @@ def first_look(fs: FileSystem, path: str, source: Any) -> Any:
     """
     if isinstance(fs, LocalFileSystem):
         return attempt(lambda: fs.get_file_info(path), path)
+
+    def ask() -> Any:
+        info = fs.get_file_info(path)
+        behind: Any = getattr(getattr(fs, "handler", None), "fs", None)
+        if info.type == FileType.NotFound and hasattr(behind, "info"):
+            try:
+                behind.info(path)
+            except FileNotFoundError as error:  # of which pyarrow keeps nothing
+                if fault_of(error) != "gone":
+                    raise
+        return info
+
     with _answering(os.fspath(source)):
-        return attempt(lambda: fs.get_file_info(path), os.fspath(source))
+        return attempt(ask, os.fspath(source))
 
 
 @contextmanager

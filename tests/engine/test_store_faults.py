@@ -1,7 +1,10 @@
 """A store that fails is not damaged data: equal epochs or an error that says so, and nothing is ever skipped for it."""
 
+import contextlib
 import errno
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import doctor
-from penstock.errors import DatasetIncomplete, StoreError, StoreRefused, StoreUnavailable
+from penstock.errors import DatasetIncomplete, LoaderClosed, StoreError, StoreRefused, StoreUnavailable
 from penstock.predicates import in_lambda
 from penstock.storage.cache import MemoryCache
 from penstock.storage.faults import ATTEMPTS
@@ -259,3 +262,31 @@ def test_any_schedule_of_faults_gives_the_epoch_or_an_error_of_the_store(folder,
         return
     assert_equal(found, epoch(wanted))
     assert ds.skipped == []
+
+
+@pytest.mark.parametrize("pool", ["thread", "process"])
+def test_a_loader_that_waits_for_its_store_can_be_closed(folder, pool):
+    """Pauses between attempts are real here: closing ends them, and no thread makes another attempt."""
+    failing, requests = threading.Event(), []
+
+    def fault(path):
+        if not failing.is_set():
+            return None
+        requests.append(path)
+        return TimeoutError("slow")
+
+    ds = penstock.open(folder, filesystem=FaultyFileSystem(fault=fault))
+    loader = ds.loader(batch_size=64, pool=pool, workers=1)
+    failing.set()
+    consumer = threading.Thread(target=consume, args=(loader,))
+    consumer.start()
+    while not requests:
+        time.sleep(0.001)
+    loader.close()
+    consumer.join()
+    assert len(requests) < ATTEMPTS
+
+
+def consume(loader):
+    with contextlib.suppress(StoreUnavailable, LoaderClosed):
+        list(loader)

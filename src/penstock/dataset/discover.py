@@ -58,11 +58,11 @@ class Root:
     path: str
     names: frozenset[str] | None = None
     """Names of the metadata files in it, or None where it was not listed (files and patterns)."""
+    store: Store = field(init=False, repr=False, compare=False)
+    """The store through which its files are read."""
 
-    @property
-    def store(self) -> Store:
-        """The store through which its files are read."""
-        return FileSystemStore(self.fs)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", FileSystemStore(self.fs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,12 +73,17 @@ class RowGroup:
     def opened(self, names: Sequence[str] = ()) -> Iterator[Any]:
         """Open the file for pyarrow's readers; afterwards make sure that it is the file whose footer is at hand.
 
-        Local files are read by pyarrow itself. Of others the bytes of these columns are fetched first, by few requests.
+        Local files are read by pyarrow itself. Of others, and through a cache, the bytes of these columns are fetched
+        first, by few requests.
 
         Raises:
             FileChanged, FileTouched: see `check`.
             StoreUnavailable, StoreRefused: the store does not answer, or denies access.
         """
+        if self.cached is not None:
+            with self.cached.open(self, names) as file:
+                yield file
+            return
         stream = self.file.root.store.native_file(self.file.path)
         if stream is None:
             ranges = [*self.ranges(names).values()]
@@ -201,8 +206,8 @@ def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
     unknown = None if group.limit is None else unknown_sizes(group, names)
     if unknown is not None:
         return _read_unknown(group, names, unknown)
-    with _opened(group, names) as reader:
-        table = reader.read_row_group(group.index, columns=list(names), use_threads=False)
+    with group.opened(names) as stream:
+        table = _reader(group, stream).read_row_group(group.index, columns=list(names), use_threads=False)
     if any("." in name for name in names):
         table = flatten_structs(table)
     if table.column_names == list(names):
@@ -214,7 +219,8 @@ def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa
     """Read columns some of which may be too large for memory."""
     at_once = [name for name in names if name not in unknown.sliced]
     dictionaries = [*unknown.flat, *leaf_paths(group, unknown.sliced)]
-    with _opened(group, names, read_dictionary=dictionaries) as reader:
+    with group.opened(names) as stream:
+        reader = _reader(group, stream, read_dictionary=dictionaries)
         tables = [reader.read_row_group(group.index, columns=at_once, use_threads=False)] if at_once else []
         tables += [in_slices(reader, group, name, unknown.measure) for name in unknown.sliced]
     columns: dict[str, pa.ChunkedArray] = {}
@@ -225,11 +231,9 @@ def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa
     return pa.table({name: columns[name] for name in names})
 
 
-@contextlib.contextmanager
-def _opened(group: RowGroup, names: Sequence[str], **more: Any) -> Iterator[pq.ParquetFile]:
-    with group.opened(names) if group.cached is None else group.cached.open(group, names) as stream:
-        options = {**READ_OPTIONS, **verifying(verify=group.verify), **more}
-        yield pq.ParquetFile(stream, metadata=group.footer.arrow, **options)
+def _reader(group: RowGroup, stream: Any, **more: Any) -> pq.ParquetFile:
+    options = {**READ_OPTIONS, **verifying(verify=group.verify), **more}
+    return pq.ParquetFile(stream, metadata=group.footer.arrow, **options)
 
 
 def verifying(*, verify: bool) -> dict[str, bool]:

@@ -198,6 +198,6 @@ def _first(stream: Any, group: RowGroup, name: str, num_rows: int, **more: Any) 
 def _open(group: RowGroup, name: str, num_rows: int) -> Any:
     """Open the file; through the cache, and all of the column at once, only where the whole column is read anyway."""
     whole = num_rows == group.num_rows
-    if group.cached is not None and whole:
-        return group.cached.open(group, [name])
-    return replace(group, watched=False).opened([name] if whole else ())
+    if group.cached is None or not whole:
+        group = replace(group, cached=None, watched=False)
+    return group.opened([name] if whole else ())

@@ -155,6 +155,8 @@ class FileSystemStore:
 
     def _request(self, path: str, request: Callable[[], T]) -> T:
         """Make a request for plain bytes or facts, again if need be."""
+        if self._is_local:
+            return attempt(request, path)
 
         def plain() -> T:
             try:

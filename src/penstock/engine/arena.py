@@ -100,7 +100,7 @@ class Records:
 
 
 class Shelf:
-    """Chunks that line orders keep for later epochs; nobody else sees their memory. For any thread."""
+    """Chunks that line orders keep for later epochs; their memory is never handed out. Safe for threads."""
 
     def __init__(self, limit_bytes: int, slack: float, pool: BlockPool) -> None:
         self._limit_bytes = limit_bytes
@@ -130,7 +130,7 @@ class Shelf:
         self._kept[chunk.index] = kept, block
 
     def get(self, index: int, *, last: bool) -> Chunk | None:
-        """Return a chunk that nobody else has: a copy, or the chunk itself at its last use; None if it was not kept."""
+        """Return a private copy of a chunk, or the chunk itself at its last use; None if it was not kept."""
         kept = self._kept.pop(index, None) if last else self._kept.get(index)
         if kept is None:
             return None
@@ -165,7 +165,7 @@ def _untouched(num_bytes: int) -> NDArray[np.uint8]:
 
     NumPy asks the system for huge pages, which pay for random access. Read in order they gain little, and their first
     touch is a gamble: 400 MB were seen to take 0.05 s to 1.0 s with them and 0.2 s to 0.3 s without. Shared memory,
-    which `mmap` gives unless told otherwise, costs more to touch and to free.
+    the default of `mmap`, costs more to touch and to free.
     """
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     return np.frombuffer(mmap.mmap(-1, max(1, num_bytes), **private), np.uint8)

@@ -109,11 +109,11 @@ class Watch:
         self._waiting = True
 
     def user_works(self) -> None:
-        """Note that the user's thread goes on."""
+        """Note that the user's thread continues."""
         self._waiting = False
 
     def look(self) -> tuple[int, dict[str, Any]] | None:
-        """Return the states before a transform, to be compared; None where nothing could be said."""
+        """Return the states before a transform, to be compared; None where a comparison would prove nothing."""
         if not self._waiting or not self._looks_left or self.moved:
             return None
         self._looks_left -= 1
@@ -142,7 +142,7 @@ def _states() -> dict[str, Any]:
 
 
 def advice(moved: tuple[str, ...]) -> str:
-    """Return what to tell the user whose transform has moved global states."""
+    """Return the warning about a transform that has moved global states."""
     return (
         f"the transform draws from the global random state of {' and '.join(moved)}, which all threads share: its "
         "results do not repeat in another run or after resuming; give it a parameter `generator` (a torch.Generator) "

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BUFFER_SLACK = 1.4
 """A buffer that grew by doubling keeps up to twice its bytes when it is cut to length; 1.31 was seen for JPEG cells."""
 _MOST_BYTES = 1 << 50
-"""Beyond any memory: damaged footers tell sizes whose sums do not fit into 64 bits."""
+"""Beyond any memory: damaged footers declare sizes whose sums do not fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

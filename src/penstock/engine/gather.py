@@ -114,7 +114,7 @@ class Picks:
 
     @cached_property
     def _back(self) -> NDArray[np.intp]:
-        """Where each row of the span stands in that order."""
+        """Where each row of the span is in that order."""
         back = np.empty(self.num_rows, np.intp)
         back[self._order] = np.arange(self.num_rows)
         return back
@@ -235,7 +235,7 @@ def _stack(
 
 
 def _valid(rows: Rows, parts: Sequence[Part]) -> NDArray[np.bool_] | None:
-    """Gather validity of a column with nulls in any of the chunks; None if the rows asked for have none."""
+    """Gather validity of a column with nulls in any of the chunks; None if none of the rows is null."""
     masks = [part.valid for part in parts if not isinstance(part, ObjectsPart)]
     wide = max((mask.ndim for mask in masks if mask is not None), default=1)
     shape = next(mask.shape[1:] for mask in masks if mask is not None and mask.ndim == wide)

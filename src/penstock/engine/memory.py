@@ -40,7 +40,7 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        # Runs in whichever thread drops the last array, maybe inside a garbage collection: takes no lock.
+        # Runs in the thread that drops the last array, maybe inside a garbage collection: must not take a lock.
         self._free.append(self._memory)
 
 
@@ -65,7 +65,7 @@ class BlockPool:
             memory = free.pop()
         except IndexError:
             memory = None
-        if memory is None:  # outside: what is raised here shall not name an IndexError
+        if memory is None:  # outside the except block, so that errors do not chain to the IndexError
             self._bound()
             fresh = np.empty(size + ALIGN, np.uint8)
             begin = -fresh.ctypes.data % ALIGN  # frameworks share only aligned memory; malloc aligns to 16

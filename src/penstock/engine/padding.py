@@ -33,7 +33,7 @@ class Padding:
     dtype: np.dtype[Any] | None
     """Of every batch; None where it is the values' own: text and dates inside cells."""
     shape: tuple[int | None, ...]
-    """Of one row, as the schema says."""
+    """Of one row, as the schema declares it."""
 
     def stack(self, rows: Any) -> NDArray[Any]:
         """Return one array; null rows and null elements are fill. Without any values free axes have no length."""
@@ -46,7 +46,7 @@ class Padding:
             shape = tuple(size or 0 for size in self.shape)
         dtype = self.dtype
         if dtype is None or not all(np.can_cast(array.dtype, dtype) for array in given if array.size):
-            dtype = _common(given)  # a function of rows may change a field's dtype without a word
+            dtype = _common(given)  # a function of rows may change a field's dtype
         out = np.full((len(rows), *shape), self.fill, dtype)
         for i, array in enumerate(arrays):
             if array is not None:
@@ -101,7 +101,7 @@ class PadMade(Stage):
             return values
         kinds = "biufcmMUS" if name in self.fills else "biufcmM"
         arrays = _row_arrays(values)
-        # An empty list of Python's says nothing of its dtype.
+        # An empty Python list does not determine a dtype.
         given = [array for array in arrays or () if array is not None and (array.size or array.dtype != np.float64)]
         dtype = _common(given)
         if arrays is None or (dtype is not None and dtype.kind not in kinds):

@@ -44,7 +44,7 @@ _MOST_BLOCKS = 16
 """A process whose batches take more blocks has a user who keeps batches: from here on they are copied out of shared
 memory, since a process may only have 65,530 mappings, and shared blocks are never given back."""
 _LOOK_S = 5.0
-"""How often an idle process looks whether its parent is still there; usually the pipe says so at once."""
+"""How often an idle process checks that its parent is alive; usually the closed pipe shows it at once."""
 
 
 class _Lease:
@@ -143,7 +143,7 @@ class ProcessStages:
         self._process.join(1)
         code = self._process.exitcode
         how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {signal_name(-code)}"
-        hint = '; pool="serial" runs the same in this process, which may tell more'
+        hint = '; pool="serial" runs the same in this process, which may show more'
         if code == -9:
             hint = "; the system kills processes when memory runs out: lower memory_bytes or workers"
         elif code == 1 and not self._answered:
@@ -386,7 +386,7 @@ def _pack_gathered(packer: Packer, one: Gathered) -> tuple[Any, ...]:
         sizes = np.where(cells.valid, sizes, 0)
     stop = np.cumsum(sizes)
     data = np.empty(int(stop[-1]) if len(stop) else 0, np.uint8)
-    for cell, end in zip(cells, stop.tolist(), strict=True):  # cells lie anywhere: each is copied by itself
+    for cell, end in zip(cells, stop.tolist(), strict=True):  # cells lie anywhere: each is copied separately
         if cell is not None:
             data[end - len(cell) : end] = cell
     return ("cells", (packer.add(data), packer.add(stop - sizes), packer.add(stop)), valid)

@@ -1,4 +1,5 @@
-"""Room for cells of variable shape, whose decoded size only their own headers tell: a few bytes may claim gigabytes.
+"""Memory for cells of variable shape, whose decoded size is known from their headers only: a few bytes may claim
+gigabytes.
 
 Asked by `build` before a batch is decoded, with the columns as they were gathered. `Room` says how much there is; the
 run makes batches wait for each other in its `wait`. Reads headers, decodes nothing.

@@ -96,7 +96,7 @@ class RowTransform(SpecStage):
         return cast("Mapping[str, Any]", result)
 
     def _check_names(self, rows: list[Mapping[str, Any]], before: list[str]) -> None:
-        """Refuse fields that nobody has announced: they would be lost without a word."""
+        """Refuse fields that the spec does not declare: they would be dropped silently."""
         known = {*before, *(field.name for field in self.fields), *self.spec.removed_fields}
         for row in rows:
             if extra := sorted(map(str, row.keys() - known)):
@@ -164,7 +164,7 @@ class FrameTransform(SpecStage):
 
 
 _NULLS: dict[str, Any] = {"f": np.nan, "m": np.timedelta64("NaT"), "M": np.datetime64("NaT")}
-"""What stands for null, by the kind of array; None in arrays of objects."""
+"""The value for null, by the kind of array; None in arrays of objects."""
 
 
 def plain_column(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
@@ -235,7 +235,7 @@ def _from_series(series: Any) -> NDArray[Any]:
 
 
 def _writable(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that the user may write to: pandas hands out read-only views, of a frame that nobody has now."""
+    """Return an array that the user may write to: pandas returns read-only views of its frame."""
     if not values.flags.writeable:
         try:
             values.flags.writeable = True

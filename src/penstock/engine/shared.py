@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Description = tuple[str | np.dtype[Any], tuple[int, ...], int]
-    """Type, shape and place of a packed array; the type by name where that says all (not for fields or bfloat16)."""
+    """Type, shape and place of a packed array; the type by name if that is unambiguous (not for bfloat16)."""
 
 _WINDOWS = sys.platform == "win32"
 

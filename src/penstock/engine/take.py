@@ -1,7 +1,7 @@
 """Read a few rows by their place: what `Dataset.take` and `ds[i]` do.
 
-Reads each row group concerned once, in threads where there are several, keeps only the rows asked for, and gives one
-batch in the order asked for. Shares reading, gathering and decoding with the loader; needs no plan.
+Reads each chunk concerned once, in threads if there are several, keeps only the requested rows, and returns one batch
+in the requested order. Shares reading, gathering and decoding with the loader; needs no plan.
 """
 
 from __future__ import annotations

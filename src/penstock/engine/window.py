@@ -181,7 +181,7 @@ class Window:
         return resident.loaded if resident else None
 
     def hold(self, work: EpochWork, chunk: int, until: int) -> None:
-        """Keep a loaded chunk up to tick `until`, because a span is gathered from it, whoever has read it."""
+        """Keep a loaded chunk up to tick `until`, because a span is gathered from it."""
         resident = self.residents[self.key(work, chunk)]
         resident.until = max(resident.until, until)
 

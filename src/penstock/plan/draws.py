@@ -61,7 +61,7 @@ class Deck:
     """Whose turn it is in a mix, from the first draw of a pass to the last.
 
     stop="first": a pass is over when the next draw falls to a source that has nothing left. stop="all": such sources
-    leave the draw, the others keep their weights, and a pass is over when nobody is left. Not to be shared by threads
+    leave the draw, the others keep their weights, and a pass is over when none is left. Not to be shared by threads
     without a lock.
     """
 
@@ -87,7 +87,7 @@ class Deck:
         self._picks = []
 
     def advance(self) -> None:
-        """Go to the start of the next pass; `begin` says what there is then."""
+        """Go to the start of the next pass; `begin` must follow."""
         self.pass_number, self.num_draws, self._picks = self.pass_number + 1, 0, []
         self.ended = [False] * len(self.ended)
 
@@ -147,7 +147,7 @@ class Deck:
     def load(self, value: Mapping[str, Any]) -> None:
         """Go to the place that `to_json` gave; StateMismatch where it is damaged or of another seed.
 
-        Weights and stop policy are those of this deck: another run may go on with others. `begin` has to follow.
+        Weights and stop policy are those of this deck: another run may continue with others. `begin` must follow.
         """
         pass_number, num_draws, ended = _place(value, self._draws.seed, len(self.ended))
         self.pass_number, self.num_draws, self._picks = pass_number, num_draws, []

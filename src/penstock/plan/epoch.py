@@ -30,7 +30,7 @@ class Visits:
     """Stays of chunks: `chunk[k]` may be needed for the rank's items in [first[k], last[k]); sorted by `first`."""
 
     chunk: NDArray[np.int64]
-    """Chunk number; a chunk may come more than once (cut by a lane border, say)."""
+    """Chunk number; a chunk may appear more than once, for instance if a lane border cuts it."""
     first: NDArray[np.int64]
     """The first item, counted in the rank's own items, that may come from the chunk."""
     last: NDArray[np.int64]
@@ -119,7 +119,7 @@ class EpochPlan(ABC):
     def rows(self, lo: int, hi: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return chunk and ordinal among its selected rows for items lo..hi-1.
 
-        Any span may be asked for; consecutive ones are cheap, as the permutations under way are kept.
+        Spans may be requested in any order; consecutive ones are cheap, as current permutations are kept.
         """
         self._check(lo, hi)
         real = self._num_real
@@ -142,7 +142,7 @@ class EpochPlan(ABC):
     def after(self, steps: int) -> Cursor:
         """Return the cursor once every rank has delivered `steps` batches (or all it has).
 
-        The same on every rank. The next epoch's beginning once the last batch of the epoch is out on all ranks.
+        The same on every rank. The start of the next epoch once all ranks have delivered their last batch.
         """
         if steps < 0:
             raise InternalError(f"steps must be >= 0; got {steps}; please report")
@@ -151,7 +151,7 @@ class EpochPlan(ABC):
         return type(self.cursor).start(self.cursor.epoch + 1, self.order, self.total_rows, self.cursor.owner)
 
     def next_epoch(self) -> Cursor:
-        """Return where this rank goes on by itself behind its last batch: one that has fewer is there sooner."""
+        """Return where this rank continues after its last batch, possibly before the other ranks."""
         share, owner = self.share, self.cursor.owner
         if share.steps(self.num_left, share.world - 1) != self.max_steps:
             owner = (share.rank, share.world)
@@ -181,7 +181,7 @@ class EpochPlan(ABC):
 
     def _check(self, lo: int, hi: int) -> None:
         if not 0 <= lo <= hi <= self.num_items:
-            raise InternalError(f"items [{lo}, {hi}) asked of a plan of {self.num_items}; please report")
+            raise InternalError(f"items [{lo}, {hi}) requested of a plan of {self.num_items}; please report")
 
 
 def repeated(total_rows: int, padding: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -194,8 +194,8 @@ def plan_epoch(
 ) -> EpochPlan:
     """Return the plan of `share.rank` from `cursor` to the end of that epoch.
 
-    `counts` is the selected rows of each chunk, zeros included. Costs about a microsecond a chunk once its chunks are
-    asked for; no array of all rows is built. StateMismatch where the cursor lies outside the epoch.
+    `counts` is the selected rows of each chunk, zeros included. Costs about a microsecond a chunk on first use; no
+    array of all rows is built. StateMismatch where the cursor lies outside the epoch.
     """
     # Late: both modules import this one, and few runs need both.
     if order.is_line:

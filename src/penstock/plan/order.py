@@ -1,6 +1,6 @@
 """Define the values that fix a run: the order of an epoch, one rank's share of it, and a place in it.
 
-`Order`, `Share` and `Cursor` are small frozen values that say nothing of files or batches in flight; together with the
+`Order`, `Share` and `Cursor` are small frozen values that know nothing of files or batches in flight; together with the
 items of each chunk they determine every batch. `sequential` and `shuffled` lay out the items. Changing an order would
 break runs that resume, so a better one gets a new name beside these.
 """
@@ -24,7 +24,7 @@ Kind = Literal["natural", "groups", "lanes"]
 
 
 MAX_LANES = 1 << 20
-"""Most lanes that may be asked for: every rank keeps a few words for each of its lanes."""
+"""The most lanes allowed: every rank keeps a few words for each of its lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,13 @@ class Cursor:
     epoch: int
     """Which epoch, from 0."""
     position: int | None = None
-    """Lanes: how many items of the epoch's global order are out."""
+    """Lanes: how many items of the epoch's global order are delivered."""
     left: Left | None = None
-    """Lines: the intervals of the epoch's line that are not out, rising and disjoint."""
+    """Lines: the intervals of the epoch's line that are not delivered, ascending and disjoint."""
     owner: tuple[int, int] | None = None
-    """Rank and world, where only this rank is here; None: all ranks are, and any number of them can go on.
+    """Rank and world, if only this rank is here; None: all ranks are, and any number of ranks can resume.
 
-    Ranks part where they have unequal numbers of batches in an epoch and each goes on with the next one.
+    Ranks diverge if they have unequal numbers of batches in an epoch and each continues with the next one.
     """
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ class Cursor:
 def epochs_left(cursor: Cursor, epochs: int) -> int:
     """Return how many epochs of the pass are left, the one of the cursor included; at least 1."""
     if epochs < 1:
-        raise PlanError(f"epochs must be at least 1, or None for ever; got {epochs}")
+        raise PlanError(f"epochs must be at least 1, or None to repeat forever; got {epochs}")
     return epochs - cursor.epoch % epochs
 
 

@@ -77,7 +77,7 @@ def stable_argsort(words: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 def _settle(places: NDArray[np.int64], words: NDArray[np.uint64], tied: NDArray[np.int64]) -> None:
     """Sort the tied places by whole words, in place; groups stay where they are, as their upper bits differ."""
-    rows = places[tied]  # equal upper bits stand in index order, so a stable sort settles equal words too
+    rows = places[tied]  # equal upper bits are in index order, so a stable sort handles equal words too
     places[tied] = rows[np.argsort(words[rows], kind="stable")]
 
 

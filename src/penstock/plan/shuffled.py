@@ -163,8 +163,8 @@ class Blocks:
     """The rows of one rank's lanes, in the rank's order.
 
     Item i is turn i // P of lane column i mod P. Column c keeps turns [since[c], until[c]) in a ring of one block and
-    one span: 4 bytes a row (8 where the epoch has 2^32 rows or more). A span that goes on where the last ended permutes
-    each block once; a span elsewhere begins anew with the blocks it lies in.
+    one span: 4 bytes a row (8 where the epoch has 2^32 rows or more). A span that continues the last one permutes
+    each block once; a span elsewhere starts again with the blocks it lies in.
     """
 
     def __init__(self, grid: Grid, deal: Deal, *, order: Order, epoch: int) -> None:

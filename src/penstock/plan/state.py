@@ -21,7 +21,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that a run needs to go on exactly where it was."""
+    """Everything that a run needs to resume exactly where it was."""
 
     order: Order
     """Kind, seed, lanes and block: these come from the state, never from the options of the run that resumes."""
@@ -91,7 +91,7 @@ def check(  # noqa: PLR0913 -- the parts of a state
     if state.order.kind != kind:
         raise _differs("order", state.order.kind, kind, f"pass {SHUFFLE_OF[state.order.kind]}")
     if state.order.seed != seed:
-        raise _differs("seed", state.order.seed, seed, f"pass seed={state.order.seed} to go on")
+        raise _differs("seed", state.order.seed, seed, f"pass seed={state.order.seed} to resume")
 
 
 def check_predicate(state: State, predicate: str | None) -> None:
@@ -106,7 +106,7 @@ def check_predicate(state: State, predicate: str | None) -> None:
 
 
 def check_owner(state: State, share: Share) -> None:
-    """Raise StateMismatch unless this rank may go on from a state: one that names a rank is for that rank only."""
+    """Raise StateMismatch unless this rank may resume from a state: one that names a rank is for that rank only."""
     owner = state.cursor.owner
     if owner is None or (owner == (share.rank, share.world) and share.remainder == "uneven"):
         return

@@ -104,7 +104,7 @@ class WindowTable:
         """Find all windows from the timestamps of each chunk's rows, chunk by chunk in stored order.
 
         `chunks` is gone through once and never held: memory is that of two chunks and the table. Chunks without rows
-        give empty arrays. Without `span` every chunk stands alone. With `span` windows go on into the following
+        give empty arrays. Without `span` windows stay within a chunk. With `span` windows continue into the following
         chunks, over several if they are short; where the first timestamp of a chunk is before the last one so far, a
         new stretch of time begins, as it does at the chunks in `breaks`. NotSorted names chunk and row.
         """
@@ -414,7 +414,7 @@ class _Runs:
         self._starts: list[NDArray[np.int64]] = []
         self._sizes: list[NDArray[np.int64]] = []
         self._next: int | None = None
-        """The row that would go on with the last run."""
+        """The row that would continue the last run."""
 
     def add(self, rows: NDArray[np.int64]) -> None:
         """Add rows, all after those added before; at least one."""

@@ -93,7 +93,7 @@ def test_installing_imports_nothing_and_twice_is_once() -> None:
         {INSTALL * 3}
         import os, sys
         assert not [name for name in sys.modules if name.startswith(("petastorm", "penstock.petastorm"))]
-        assert sum(type(f).__name__ == "_Finder" for f in sys.meta_path) == 1
+        assert sum(type(f).__name__ == "_AliasFinder" for f in sys.meta_path) == 1
         assert sum(p.endswith("aliases") for p in sys.path) == 1
         assert sum(p.endswith("aliases") for p in os.environ["PYTHONPATH"].split(os.pathsep)) == 1
     """)

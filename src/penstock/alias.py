@@ -71,9 +71,9 @@ def _say(real: str | None) -> None:
 
 
 def _install() -> None:
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         _forget_real()
-        sys.meta_path.insert(0, _Finder(_ALIAS, _TREE, _MISPRINTS))
+        sys.meta_path.insert(0, _AliasFinder(_ALIAS, _TREE, _MISPRINTS))
     if _FOLDER not in sys.path:
         sys.path.insert(1, _FOLDER)  # behind the script's own folder, before installed packages
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -104,7 +104,7 @@ def _forget_real() -> None:
             del sys.modules[name]
 
 
-class _Finder(MetaPathFinder):
+class _AliasFinder(MetaPathFinder):
     """Finds the modules of one tree under another name."""
 
     def __init__(self, alias: str, tree: str, misprints: Mapping[str, str]) -> None:

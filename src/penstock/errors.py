@@ -67,13 +67,12 @@ class PenstockError(Exception):
     def __reduce__(self) -> Any:
         # The default calls the class with its message alone, which fails where `path=` or `least=` is required, and a
         # process pool breaks on an error that it cannot unpickle.
-        return _unpickled, (type(self), self.args, self.__dict__)
+        return _unpickled, (type(self), self.args), self.__dict__
 
 
-def _unpickled(kind: type[PenstockError], args: tuple[Any, ...], attributes: dict[str, Any]) -> PenstockError:
+def _unpickled(kind: type[PenstockError], args: tuple[Any, ...]) -> PenstockError:
     error = kind.__new__(kind)
     error.args = args
-    error.__dict__.update(attributes)
     return error
 
 

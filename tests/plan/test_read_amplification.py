@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.plan import Cursor, Order, Share, plan_epoch, read_amplification
-from penstock.plan.read_amplification import Reads, chunks_per_batch, count_reads
+from penstock.plan.read_amplification import ReadAmplification, chunks_per_batch, count_reads
 from tests.depth import depth
 from tests.plan.cases import cases
 
@@ -25,7 +25,7 @@ def test_reads_are_the_sum_of_the_ranks_visits(case):
         read += int(counts[merged.chunk].sum())
         needed |= set(merged.chunk.tolist())
     got = count_reads(counts, order=case.order, cursor=case.cursor, share=case.share(0))
-    assert got == Reads(read, int(counts[list(needed)].sum()) if needed else 0)
+    assert got == ReadAmplification(read, int(counts[list(needed)].sum()) if needed else 0)
 
 
 def test_many_stays_are_counted_one_by_one(monkeypatch):

@@ -26,7 +26,7 @@ _UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; `arguments` defaults to those of the process."""
-    options = _parser().parse_args(_with_shuffle(sys.argv[1:] if arguments is None else arguments))
+    options = _parser().parse_args(_current(sys.argv[1:] if arguments is None else arguments))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", PenstockWarning)
@@ -46,16 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _with_shuffle(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with ``--shuffle=rows`` for a `--shuffle` of plan or bench that has no value.
+def _current(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments as the parser takes them.
 
-    argparse would take the URL in ``penstock plan --shuffle URL`` for its value.
+    A `--shuffle` of plan or bench without a value becomes ``--shuffle=rows``: argparse would take the URL behind it
+    for its value. An option that has a new name gets it, with a note.
     """
     made = list(arguments)
-    if made[:1] in (["plan"], ["bench"]):
-        for index, argument in enumerate(made):
-            if argument == "--shuffle" and made[index + 1 : index + 2] not in ([one] for one in _SHUFFLES):
-                made[index] = "--shuffle=rows"
+    for index, argument in enumerate(made):
+        if argument == "--shuffle" and made[0] in ("plan", "bench"):
+            has_value = index + 1 < len(made) and made[index + 1] in _SHUFFLES
+            made[index] = argument if has_value else "--shuffle=rows"
+        if argument.partition("=")[0] == "--window-bytes":
+            made[index] = argument.replace("--window", "--shuffle", 1)
+            print("penstock: note: --window-bytes is now --shuffle-bytes", file=sys.stderr)
     return made
 
 
@@ -163,7 +167,7 @@ def _add_order_options(command: argparse.ArgumentParser, *, shuffle: str) -> Non
     )  # fmt: skip
     add("--seed", type=int, default=0, help="selects the order (default 0)")
     add("--lanes", type=_positive, help="lanes of the shuffled order (default: chosen)")
-    _add_shuffle_bytes(command, "bytes of the shuffle buffer of the whole job, e.g. 1GiB (default 1GiB)")
+    add("--shuffle-bytes", type=size, metavar="SIZE", help="shuffle buffer of the whole job (default 1GiB)")
 
 
 def _add_bench_options(command: argparse.ArgumentParser) -> None:
@@ -181,18 +185,13 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the figures as one line of JSON")
 
 
-def _add_shuffle_bytes(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument("--shuffle-bytes", type=size, metavar="SIZE", help=text)
-    command.add_argument("--window-bytes", type=size, action=_Renamed, dest="shuffle_bytes", help=argparse.SUPPRESS)
-
-
 def _add_doctor_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--label", metavar="COLUMN", help="column by which rows should be mixed (default: one with a usual name)")
     add("--world", type=_positive, help="ranks of the run (default 8)")
     add("--batch-size", type=_positive, help="rows of a batch on each rank (default 256)")
     add("--row-group-bytes", type=size, metavar="SIZE", help="size of row groups to aim at (default 16MiB)")
-    _add_shuffle_bytes(command, "bytes of the shuffle buffer of the run (default 1GiB)")
+    add("--shuffle-bytes", type=size, metavar="SIZE", help="shuffle buffer of the run (default 1GiB)")
     add("--json", action="store_true", help="print JSON; the exit status is 3 where there is a problem, either way")
 
 
@@ -210,16 +209,6 @@ def _add_rewrite_options(command: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the dataset at OUT")
     add("--memory-bytes", type=size, metavar="SIZE", help="rows that a shuffle may hold (default 1GiB)")
     add("--temp-folder", metavar="FOLDER", help="where a shuffle keeps the rows that it cannot hold")
-
-
-class _Renamed(argparse.Action):
-    """Stores the value of an option that has a new name, and prints that name."""
-
-    def __call__(
-        self, _: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, name: str | None = None
-    ) -> None:
-        print(f"penstock: note: {name} is now --{self.dest.replace('_', '-')}", file=sys.stderr)
-        setattr(namespace, self.dest, value)
 
 
 class _Version(argparse.Action):

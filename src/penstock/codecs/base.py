@@ -152,6 +152,10 @@ class DataframeColumnCodec:
 
         return SparkType("BinaryType").to_pyspark()
 
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set the attributes of an instance that was made without `__init__`, from what `vars` gave when stored."""
+        self.__dict__.update(state)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in plain_state(self).items())})"
 
@@ -236,7 +240,7 @@ def rebuild(cls: type[Any], state: dict[str, Any]) -> Any:
     if dataclasses.is_dataclass(cls):
         return cls(**state)
     codec = object.__new__(cls)
-    codec.__dict__.update(state)
+    codec.restore(state)
     return codec
 
 

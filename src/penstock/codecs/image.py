@@ -42,6 +42,11 @@ class CompressedImageCodec(Codec):
         """Format that is written, as "png" or "jpeg"."""
         return self._image_codec[1:]
 
+    @property
+    def quality(self) -> int:
+        """Quality from 0 to 100 that JPEGs are written with."""
+        return self._quality
+
     def config(self) -> dict[str, JSON]:
         """Return format and quality."""
         return {"image_codec": self.image_codec, "quality": self._quality}

@@ -87,6 +87,11 @@ class ScalarCodec(Codec):
     def __init__(self, spark_type: Any = None) -> None:
         self._type: SparkType | pa.DataType | np.dtype[Any] | None = _known_type(spark_type)
 
+    @property
+    def spark_type(self) -> SparkType | None:
+        """The Spark type that the codec was made with; None if it was another type or none."""
+        return self._type if isinstance(self._type, SparkType) else None
+
     def config(self) -> dict[str, JSON]:
         """Return the type as JSON; an empty dict where none was given."""
         if self._type is None:

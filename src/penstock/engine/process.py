@@ -269,16 +269,18 @@ def main_left_alone() -> Iterator[None]:
     A script without `if __name__ == "__main__":` works then, and one that imports a framework is not imported again.
     """
     main = sys.modules.get("__main__")
-    names = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     try:
         if main is not None:
             main.__spec__ = None
-            if "__file__" in names:
+            if file is not None:
                 del main.__file__
         yield
     finally:
-        for name, value in names.items():
-            setattr(main, name, value)
+        if main is not None:
+            main.__spec__ = spec
+            if file is not None:
+                main.__file__ = file
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from penstock.alias import install_as_petastorm
 
@@ -50,10 +50,9 @@ def _script(arguments: list[str]) -> tuple[CodeType, ModuleType]:
     sys.argv = arguments
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    module = ModuleType("__main__")
-    module.__dict__.update(
-        __file__=path, __cached__=None, __package__=None, __loader__=SourceFileLoader("__main__", path)
-    )
+    module: Any = ModuleType("__main__")
+    module.__file__, module.__cached__, module.__package__ = path, None, None
+    module.__loader__ = SourceFileLoader("__main__", path)
     return code, module
 
 
@@ -66,11 +65,10 @@ def _module(arguments: list[str]) -> tuple[CodeType, ModuleType]:
     if code is None:
         _leave(f"{arguments[0]!r} cannot be run as a program: it has no code")
     sys.argv = [spec.origin or arguments[0], *arguments[1:]]
-    module = ModuleType("__main__")
+    module: Any = ModuleType("__main__")
     # Processes that are spawned import the program by the name in __spec__.
-    module.__dict__.update(
-        __file__=spec.origin, __cached__=spec.cached, __package__=spec.parent, __loader__=spec.loader, __spec__=spec
-    )
+    module.__file__, module.__cached__, module.__package__ = spec.origin, spec.cached, spec.parent
+    module.__loader__, module.__spec__ = spec.loader, spec
     return code, module
 
 

@@ -33,6 +33,7 @@ from penstock.plan.grouping import PartGrouping, RowGrouping
 from penstock.plan.windows import WindowGrouping
 from penstock.schema import Unischema, UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
+from penstock.schema.unischema import schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -186,7 +187,8 @@ class Job:
         ngram = cast("NGram", self.ngram)
         schemas = {step: ngram.get_schema_at_timestep(self.schema, step) for step in ngram.timesteps}
         return {
-            step: StepType(tuple(one.fields), row_type(one._name, tuple(one.fields))) for step, one in schemas.items()
+            step: StepType(tuple(one.fields), row_type(schema_name(one), tuple(one.fields)))
+            for step, one in schemas.items()
         }
 
     def loader(self, seed: int | None) -> Loader:
@@ -383,7 +385,7 @@ def petastorm_order(source: Source) -> Unischema:
     if source.facts.declared is not None or not partitions:
         return schema
     fields = schema.fields.values()
-    return Unischema(schema._name, sorted(fields, key=lambda field: field.name not in partitions))
+    return Unischema(schema_name(schema), sorted(fields, key=lambda field: field.name not in partitions))
 
 
 def _extra(asked: Asked) -> list[str]:

@@ -6,6 +6,7 @@ A value that a user hands to `make_reader` as `schema_fields`. The windows thems
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -124,17 +125,16 @@ class NGram:
         several readers. ColumnNotFound for an unknown field, NoFieldsMatch where nothing matches the patterns of a
         timestep, SchemaError where `timestamp_field` matches several fields; all of them are ValueErrors.
         """
-        asked, timestamp = self._asked
-        new = NGram.__new__(NGram)
-        new.__dict__.update(self.__dict__)
-        new._fields = {step: self._convert_step(schema, step, wanted) for step, wanted in asked.items()}
-        new._timestamp_field = _timestamp(schema, timestamp)
-        new._types = None
+        new = copy.copy(self)
+        new.resolve_regex_field_names(schema)
         return new
 
     def resolve_regex_field_names(self, schema: Unischema) -> None:
-        """Do what `resolved` does, but in place."""
-        self.__dict__.update(self.resolved(schema).__dict__)
+        """Do what `resolved` does, but in place; on an error nothing is changed."""
+        asked, timestamp = self._asked
+        fields = {step: self._convert_step(schema, step, wanted) for step, wanted in asked.items()}
+        self._timestamp_field = _timestamp(schema, timestamp)
+        self._fields, self._types = fields, None
 
     def convert_fields(self, unischema: Unischema, field_list: Sequence[Wanted]) -> list[UnischemaField]:
         """Return fields as `unischema` has them: those given as fields in their order, then those that patterns match.

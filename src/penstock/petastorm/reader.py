@@ -19,6 +19,7 @@ from penstock.petastorm.cache import LOCAL_DISK_CACHE, MEMORY_CACHE, NULL_CACHE,
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.plan.state import State
+from penstock.schema.unischema import schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -453,7 +454,7 @@ class Reader:
 def _giver(job: _ask.Job) -> Callable[[Built], Iterator[Any]]:
     """Return the function that takes a built batch apart into what the reader gives."""
     names = tuple(job.schema.fields)
-    make = row_type(job.schema._name, names)
+    make = row_type(schema_name(job.schema), names)
     if job.ngram is not None:
         types = job.step_types
         if job.batched:

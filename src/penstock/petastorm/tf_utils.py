@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.petastorm._tf_values import date_to_nsec_from_epoch, kind_of, value_of
+from penstock.schema.unischema import schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,7 +160,7 @@ def _schemas(reader: Any) -> dict[int, Any]:
 def _maker(schema: Any) -> Callable[[Sequence[Any]], Any]:
     from penstock.petastorm._columns import row_type
 
-    make: Callable[[Sequence[Any]], Any] = row_type(schema._name, tuple(schema.fields))._make
+    make: Callable[[Sequence[Any]], Any] = row_type(schema_name(schema), tuple(schema.fields))._make
     return make
 
 

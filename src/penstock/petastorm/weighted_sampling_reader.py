@@ -15,6 +15,7 @@ from penstock.errors import StateMismatch
 from penstock.petastorm._columns import row_type
 from penstock.petastorm.cache import clean_up_after
 from penstock.plan.draws import Deck, Draws
+from penstock.schema.unischema import schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -255,5 +256,5 @@ def _in_order(schema: Any, names: list[str]) -> Callable[[Any], Any] | None:
     if own == names:
         return None
     places = [own.index(name) for name in names]
-    make = row_type(schema._name, tuple(names))
+    make = row_type(schema_name(schema), tuple(names))
     return lambda item: make._make([item[place] for place in places])

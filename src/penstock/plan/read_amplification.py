@@ -27,7 +27,7 @@ EXACT_STAYS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class ReadAmplification:
     """Rows of chunks read by all ranks for what is left of an epoch; padding is not counted."""
 
     rows_read: int
@@ -41,14 +41,14 @@ class Reads:
         return self.rows_read / self.rows_needed if self.rows_needed else 1.0
 
 
-def count_reads(counts: NDArray[np.int64], *, order: Order, cursor: Cursor, share: Share) -> Reads:
+def count_reads(counts: NDArray[np.int64], *, order: Order, cursor: Cursor, share: Share) -> ReadAmplification:
     """Return what all ranks read from `cursor` to the end of the epoch; about a microsecond a chunk.
 
     A stay of a chunk on a rank is one read: memory is not hoped to keep a chunk from one end of an epoch to the other.
     """
     plan = (_line_reads if order.is_line else _lane_reads)(counts, order, cursor, share)
     chunk, times = plan
-    return Reads(int((counts[chunk] * times).sum()), int(counts[np.unique(chunk)].sum()))
+    return ReadAmplification(int((counts[chunk] * times).sum()), int(counts[np.unique(chunk)].sum()))
 
 
 def _line_reads(

@@ -20,6 +20,7 @@ from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, Ndarra
 from penstock.codecs.scalar import spark_type_of
 from penstock.codecs.sparktypes import SparkType
 from penstock.errors import CodecError, SchemaError, UnsupportedType
+from penstock.schema.unischema import schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +50,7 @@ def dump_unischema(schema: Unischema) -> bytes:
     fields = {name: _field(field) for name, field in schema.fields.items()}
     # As in Petastorm, fields are attributes, but for those whose name a method has.
     attributes = {name: made for name, made in fields.items() if name in vars(schema)}
-    state = {"_name": schema._name, "_fields": _Call("collections", "OrderedDict", (), fields), **attributes}
+    state = {"_name": schema_name(schema), "_fields": _Call("collections", "OrderedDict", (), fields), **attributes}
     return _pickled(_New("petastorm.unischema", "Unischema", (), state))
 
 
@@ -102,7 +103,7 @@ def _codec(field: UnischemaField) -> _New | None:
         kind = _spark_type(codec, field)
         return None if kind is None else _New("petastorm.codecs", "ScalarCodec", (), {"_spark_type": kind})
     if type(codec) is CompressedImageCodec:
-        state = {"_image_codec": codec._image_codec, "_quality": codec._quality}
+        state = {"_image_codec": f".{codec.image_codec}", "_quality": codec.quality}
         return _New("petastorm.codecs", "CompressedImageCodec", (), state)
     if type(codec) in (NdarrayCodec, CompressedNdarrayCodec):
         return _New("petastorm.codecs", type(codec).__name__)
@@ -114,7 +115,7 @@ def _codec(field: UnischemaField) -> _New | None:
 def _spark_type(codec: ScalarCodec, field: UnischemaField) -> _New | None:
     """Return the Spark type of a scalar, None where Spark has none: a field without codec is read by its dtype."""
     try:
-        kind = codec._type if isinstance(codec._type, SparkType) else spark_type_of(codec.storage_type(field))
+        kind = codec.spark_type or spark_type_of(codec.storage_type(field))
     except (CodecError, UnsupportedType):
         return None
     return _spark(kind)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.codecs import codec_from_json, codec_to_json
 from penstock.errors import CodecError, MetadataError, SchemaError
 from penstock.schema.petastorm_pickle import load_unischema
-from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.schema.unischema import Unischema, UnischemaField, schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ def schema_to_json(schema: Unischema, partitions: pa.Schema | None = None) -> st
     `partitions` has the Arrow types of columns that are stored as folder names, which no file tells.
     """
     fields = [_field_to_json(f) for f in schema.fields.values()]
-    stored = {"version": _VERSION, "name": schema._name, "fields": fields}
+    stored = {"version": _VERSION, "name": schema_name(schema), "fields": fields}
     if partitions is not None and len(partitions):
         stored["partitions"] = base64.b64encode(partitions.serialize().to_pybytes()).decode()
     return json.dumps(stored)

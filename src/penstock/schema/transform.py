@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SchemaError
-from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.schema.unischema import Unischema, UnischemaField, schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unisch
     if transform_spec.selected_fields is not None:
         _warn_unknown("selected_fields", set(transform_spec.selected_fields), fields.keys())
         fields = {name: fields[name] for name in transform_spec.selected_fields if name in fields}
-    return Unischema(f"{schema._name}_transformed", fields.values())
+    return Unischema(f"{schema_name(schema)}_transformed", fields.values())
 
 
 def _warn_unknown(what: str, names: set[str], known: Any) -> None:

@@ -93,6 +93,11 @@ class UnischemaField(_FieldTuple):
         return f"UnischemaField({', '.join(parts)}{', nullable=True' if self.nullable else ''})"
 
 
+def schema_name(schema: Unischema) -> str:
+    """Return the name of a schema; a function, because `schema.name` is the field "name"."""
+    return schema._name
+
+
 class Unischema:
     """The columns of a dataset, in order.
 

@@ -15,7 +15,7 @@ from pyarrow.fs import FileType
 
 from penstock.dataset.parquet import open_parquet
 from penstock.errors import ColumnNotFound, DatasetExists, PlanError, SchemaError, close_names
-from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.schema.unischema import Unischema, UnischemaField, schema_name
 from penstock.spark.materialize import materialize_dataset
 from penstock.spark.session import check_session, quoted
 from penstock.storage import resolve
@@ -152,7 +152,7 @@ def _chosen(schema: Unischema, field_regex: Iterable[str] | None, not_null: list
         if name not in names:
             raise ColumnNotFound(f"not_null_fields: no field {name!r} is copied; {close_names(name, names)}")
     fields = [field._replace(nullable=False) if field.name in not_null else field for field in fields]
-    return Unischema(schema._name, [UnischemaField(*field) for field in fields])
+    return Unischema(schema_name(schema), [UnischemaField(*field) for field in fields])
 
 
 # -- columns as Spark names them ------------------------------------------------------------------------------------

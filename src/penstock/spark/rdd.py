@@ -18,6 +18,7 @@ from penstock.dataset.parquet import open_parquet
 from penstock.dataset.selection import Selection
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.rows import row_type
+from penstock.schema.unischema import schema_name
 from penstock.spark.session import context_of
 from penstock.storage import resolve
 
@@ -63,7 +64,9 @@ def dataset_as_rdd(  # noqa: PLR0913 - Petastorm's signature, and two keywords
     source = open_parquet(dataset_url, storage_options=storage_options, filesystem=filesystem)
     view = _view(source.facts.unischema, schema_fields)
     groups = dataset_of(source).chunks
-    task = _ReadTask(dataset_url, storage_options, filesystem, source.facts.unischema, view._name, tuple(view.fields))
+    task = _ReadTask(
+        dataset_url, storage_options, filesystem, source.facts.unischema, schema_name(view), tuple(view.fields)
+    )
     return context.parallelize(groups, max(1, min(len(groups), MOST_TASKS))).mapPartitions(task)
 
 

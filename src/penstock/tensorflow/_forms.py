@@ -443,10 +443,8 @@ def spec_forms(spec: Mapping[str, Any], columns: Sequence[str]) -> tuple[Form, .
         if not isinstance(one, tf.TensorSpec | tf.RaggedTensorSpec):
             raise PlanError(f"element_spec[{name!r}] must be a tf.TensorSpec or tf.RaggedTensorSpec; got {one!r}")
         ragged = one.ragged_rank if isinstance(one, tf.RaggedTensorSpec) else 0
-        shape = one._shape if isinstance(one, tf.RaggedTensorSpec) else one.shape
-        dtype = one._dtype if isinstance(one, tf.RaggedTensorSpec) else one.dtype
-        inner = tuple(shape.as_list()[1 + ragged :])
-        kind = OBJECT if dtype == tf.string else np.dtype(dtype.as_numpy_dtype)
+        inner = tuple(one.shape.as_list()[1 + ragged :])
+        kind = OBJECT if one.dtype == tf.string else np.dtype(one.dtype.as_numpy_dtype)
         forms.append(Form(name, kind, inner, ragged, f"{name}_valid" in masks, loose=True, said=True))
     return tuple(forms)
 

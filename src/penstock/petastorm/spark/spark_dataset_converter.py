@@ -100,7 +100,7 @@ def _of_folder(url: str, storage_options: Mapping[str, Any] | None) -> SparkData
     dataset = penstock.open(url, storage_options=storage_options)
     place = _places.place_of(url if ":" in url else "file://" + os.path.abspath(url), storage_options)
     made = SparkDatasetConverter(place.url, [place.url], len(dataset), storage_options=storage_options)
-    made._is_users = True
+    made.is_users_folder = True
     return made
 
 
@@ -145,8 +145,8 @@ class SparkDatasetConverter:
         self._lengths = dict(lengths or {})
         self._storage_options = None if storage_options is None else dict(storage_options)
         self._warned = False
-        self._is_users = False
-        """Whether the folder was given by the user, so that it is not for us to delete, whoever has written it."""
+        self.is_users_folder = False
+        """Whether the user gave the folder, so that `delete` leaves it alone."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -260,7 +260,7 @@ class SparkDatasetConverter:
         Waits for other converters of the same DataFrame in this process: the last one deletes. A second call, and one
         where the files are gone, does nothing. In a process that the converter was pickled to it deletes at once.
         """
-        if self._is_users:
+        if self.is_users_folder:
             _cache.warn_of_users_folder(self.cache_dir_url, stacklevel=3)
         else:
             _cache.release(self.cache_dir_url, self, self._storage_options)

@@ -290,7 +290,7 @@ def test_a_label_that_is_a_folder(tmp_path: Path, rows: int) -> None:
     report = examine(tmp_path / "d", **options)
     assert "sorted-by-label" in codes(report)
     assert "--partition-by '' --shuffle" in (report.rewrite_command or "")
-    assert any("the cure dissolves the folders of 'label'" in note for note in report.notes)
+    assert any("the rewrite removes the partition folders of 'label'" in note for note in report.notes)
     assert examine(cured(report, tmp_path / "out"), **options).findings == ()
     assert penstock.open(tmp_path / "out").take(range(rows))["label"].sum() == columns["label"].sum()
 

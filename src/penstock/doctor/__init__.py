@@ -1,6 +1,6 @@
-"""Look at the layout of a dataset, and write it again in a better one.
+"""Examine the layout of a dataset, and rewrite it in a better one.
 
-`examine` says what a training run will suffer from and how much; `rewrite` cures it without Spark. Both are the
+`examine` reports what slows down a training run and by how much; `rewrite` fixes it without Spark. Both are also the
 commands `penstock doctor` and `penstock rewrite`. Nothing else uses this package.
 """
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan
 
 STORE_S, STORE_READS = 0.03, 32
-"""What effects on a store are computed with: an answer takes 30 ms, 32 are asked for at a time."""
+"""Assumptions about a store: a request takes 30 ms, and 32 run at a time."""
 
 
 def check_files(facts: LayoutFacts) -> Iterator[Finding]:
-    """Damaged files."""
+    """Yield a finding for damaged files."""
     if facts.bad:
         path, reason = facts.bad[0]
         yield Finding(
@@ -47,9 +47,10 @@ def check_files(facts: LayoutFacts) -> Iterator[Finding]:
 
 
 def check_groups(facts: LayoutFacts, rows: Rows, wanted: TrainingRun, aim: Aim) -> Iterator[Finding]:
-    """Row groups: too large, too small, too few for the ranks, and a rewrite would make better ones.
+    """Yield findings for row groups that are too large, too small or too few for the ranks, if a rewrite would improve
+    them.
 
-    Says nothing where all rows fit one good row group.
+    Yields nothing if all rows fit one good row group.
     """
     counts, row_bytes = facts.group_rows, rows.memory
     if float(counts.sum()) * row_bytes <= wanted.row_group_bytes:
@@ -67,7 +68,7 @@ def check_groups(facts: LayoutFacts, rows: Rows, wanted: TrainingRun, aim: Aim) 
 
 
 def note_lanes(facts: LayoutFacts, row_bytes: float, wanted: TrainingRun, aim: Aim) -> Iterator[str]:
-    """Yield a note where ranks read too much, and a rewrite is no cure: lanes that the user has to name, or none."""
+    """Yield a note if ranks read too much and a rewrite does not help: lanes to pass, or fewer ranks."""
     counts = facts.group_rows
     if float(counts.sum()) * row_bytes <= wanted.row_group_bytes:
         return
@@ -136,7 +137,7 @@ def _few(num_groups: int, now: ReadFactor, then: ReadFactor, wanted: TrainingRun
 
 
 def check_file_sizes(facts: LayoutFacts, open_s: float, wanted: TrainingRun, fewer: int) -> Iterator[Finding]:
-    """Many tiny files, where a rewrite would make `fewer`."""
+    """Yield a finding for many tiny files, if a rewrite would make `fewer`."""
     sizes = facts.file_bytes
     if not wanted.has_tiny_files(len(sizes), int(sizes.sum())) or fewer >= WORTH_IT * len(sizes):
         return
@@ -155,7 +156,7 @@ def check_file_sizes(facts: LayoutFacts, open_s: float, wanted: TrainingRun, few
 
 
 def check_statistics(facts: LayoutFacts) -> Iterator[Finding]:
-    """Columns that a filter has to read because their least and greatest values are not stored."""
+    """Yield a finding for columns that a filter has to read because their minimum and maximum are not stored."""
     found = facts.no_statistics()
     if not found:
         return
@@ -175,22 +176,22 @@ def check_statistics(facts: LayoutFacts) -> Iterator[Finding]:
 
 
 def check_schemas(facts: LayoutFacts, failure: str | None) -> Iterator[Finding]:
-    """Files whose columns differ; `failure` is what opening said of it."""
+    """Yield a finding for files whose columns differ; `failure` is the error of opening."""
     schemas = facts.schemas()
     if len(schemas) < 2:
         return
     others = sum(count for _, count, _ in schemas[1:])
     difference = _difference(schemas[0][0], schemas[1][0])
-    effect = failure or "they hold the same values in other types, which are cast each time they are read"
+    effect = failure or "they store the same values in other types, which are cast at every read"
     if not failure and all(_types(schema) == _types(schemas[0][0]) for schema, _, _ in schemas):
-        effect = "the types are the same, so that nothing is cast: a column may have nulls where one file says so"
+        effect = "the types are the same, so nothing is cast: a column is nullable if it is in one file"
     yield Finding(
         "mixed-schemas",
         "problem" if failure else "advice",
         f"{len(schemas):,} different schemas: {count_text(others, 'file')} of {len(facts.files):,} differ from the "
         f"others, first {schemas[1][2]} ({difference})",
         effect,
-        # `rewrite` reads what opens, so that it is no cure here.
+        # `rewrite` needs a dataset that opens, so it does not help here.
         "write these files again with the types of the others (docs/doctor.md shows how), or open with columns= that "
         "all files share"
         if failure
@@ -217,7 +218,7 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
 
 
 def check_metadata(facts: LayoutFacts) -> Iterator[Finding]:
-    """A schema that is not stored, and a `_metadata` that does not tell the truth."""
+    """Yield findings for a schema that is not stored, and for an outdated `_metadata`."""
     names = [f.name for f in facts.files[0].schema if _is_binary(f.type)] if facts.files else []
     if not facts.has_schema and names:
         shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
@@ -225,7 +226,7 @@ def check_metadata(facts: LayoutFacts) -> Iterator[Finding]:
             "no-schema",
             "advice",
             "no schema is stored with the dataset",
-            f"nothing says how to decode {count_text(len(names), 'binary column')} ({shown}): bytes come out",
+            f"it is unknown how to decode {count_text(len(names), 'binary column')} ({shown}): bytes come out",
             "open with schema=Unischema(...), or store it once: penstock.petastorm.etl.petastorm_generate_metadata",
             {"binary_columns": len(names)},
         )
@@ -247,7 +248,7 @@ def check_metadata(facts: LayoutFacts) -> Iterator[Finding]:
             "stale-summary",
             "advice",
             "`_metadata` does not list the files as they are",
-            f"it is not used, so that opening reads all {len(facts.files):,} footers; other readers may believe it",
+            f"it is ignored, so opening reads all {len(facts.files):,} footers; other readers may trust it",
             "delete `_metadata`",
             {"footers": len(facts.files)},
         )

@@ -1,7 +1,7 @@
-"""`penstock.doctor.examine`: what is wrong with a dataset for training, how much it costs, and the cure.
+"""`penstock.doctor.examine`: what is wrong with a dataset for training, how much it costs, and what to do.
 
-Sees all parts of the doctor: `facts` reads footers, `weigh` rows, `aim` says what a rewrite would make, `checks` and
-`labels` judge, `report` is what comes out. Changes nothing on disk.
+Sees all parts of the doctor: `facts` reads footers, `row_sizes` rows, `target_layout` says what a rewrite would make,
+`checks` and `labels` judge, `report` is the result. Changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
 ) -> DoctorReport:
-    """Look at a dataset as a shuffled training run will, and return what could be better.
+    """Examine a dataset for a shuffled training run, and return what could be better.
 
-    Reads all footers twice, one row group to weigh a row, and the label column of at most 64 row groups. Goes on where
+    Reads all footers twice, one row group to measure a row, and the label column of at most 64 row groups. Continues if
     files are damaged or disagree.
 
         >>> print(penstock.doctor.examine("s3://bucket/frames", world=64))
@@ -54,14 +54,14 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
         label: Column by which rows should be mixed; default: one with a usual name (label, class, target ...).
         world: Ranks of the run.
         batch_size: Rows of a batch on each rank.
-        row_group_bytes: Size of row groups to aim at, in memory.
-        shuffle_bytes: Bytes of the run's shuffle buffer.
-        window_bytes: The deprecated name of `shuffle_bytes`.
+        row_group_bytes: Target size of row groups, in memory.
+        shuffle_bytes: Memory for the shuffle of the run.
+        window_bytes: The old name of `shuffle_bytes`.
         storage_options: For the filesystem of a URL.
         filesystem: A pyarrow or fsspec filesystem to use instead.
 
     Raises:
-        DatasetNotFound: Nothing is there, or its writing has not ended.
+        DatasetNotFound: Nothing is there, or it is still being written.
         ColumnNotFound: There is no column `label`.
     """
     if window_bytes is not None:
@@ -81,7 +81,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     else:
         found += [*checks.check_schemas(facts, failure), *checks.check_metadata(facts), *checks.check_statistics(facts)]
     if opened is None:
-        found = [replace(finding, flags=None) for finding in found]  # `rewrite` reads what opens
+        found = [replace(finding, flags=None) for finding in found]  # `rewrite` needs a dataset that opens
         if not any(finding.severity == "problem" for finding in found):
             say = failure or ""
             found.append(Finding("does-not-open", "problem", "the dataset does not open", say, "see the message", {}))
@@ -110,22 +110,22 @@ def _judge(
     known: tuple[str | None, float],
     found: list[Finding],
 ) -> tuple[list[Finding], list[str]]:
-    """Add what is wrong with rows and their layout; let every cure be one that leaves the layout good."""
+    """Add findings about rows and their layout; every recommended rewrite leads to a good layout."""
     label, open_s = known
     rows = weigh(opened, int(facts.file_bytes.sum()))
     name = find_label(opened.facts.arrow_schema, label)
     notes = []
     labels: list[Finding] = []
     if name is None:
-        notes.append("no column looks like a label, so that sorting was not looked at; label= (--label) names one")
+        notes.append("no column looks like a label, so sorting was not checked; name one with label= (--label)")
     else:
         labels = list(check_label(opened, name, wanted.plan(facts.group_rows, rows.memory), wanted))
     best = aim(rows, wanted, shuffle=bool(labels))
     found = [*found, *checks.check_groups(facts, rows, wanted, best), *labels]
     found += checks.check_file_sizes(facts, open_s, wanted, best.files)
     if best.dissolved and any(finding.flags is not None for finding in found):
-        what = "a shuffle within each of them is none of the whole" if labels else "rows are too few in each of them"
-        notes.insert(0, f"the cure dissolves the folders of {', '.join(map(repr, best.dissolved))}: {what}")
+        what = "shuffling inside each folder does not shuffle the dataset" if labels else "each has too few rows"
+        notes.insert(0, f"the rewrite removes the partition folders of {', '.join(map(repr, best.dissolved))}: {what}")
     notes = [*checks.note_lanes(facts, rows.memory, wanted, best), *notes]
     return [f if f.flags is None else replace(f, flags=(*best.flags, *f.flags)) for f in found], notes
 

@@ -1,9 +1,9 @@
-"""A true shuffle of more rows than memory holds: every row gets a random number, and rows are sorted by it on disk.
+"""A true shuffle of more rows than fit into memory: every row gets a random number, and rows are sorted by it on disk.
 
-Takes batches, gives the same rows in the order of one random 64-bit word each: a uniform permutation of all rows, the
-same for equal seeds whatever the memory. Rows that do not fit are spread over files by ranges of words, and each file
-is sorted by itself, or spread again where it is still too large. Costs one more writing and reading of the rows,
-undecoded and packed with LZ4, in a folder that the caller gives and removes. Holds at most `memory_bytes`.
+Takes batches, yields the same rows in the order of one random 64-bit word each: a uniform permutation of all rows, the
+same for equal seeds whatever the memory. Rows that do not fit are distributed over files by ranges of words, and each
+file is sorted by itself, or distributed again if it is still too large. Costs writing and reading the rows once more,
+undecoded and compressed with LZ4, in a folder that the caller provides and removes. Holds at most `memory_bytes`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -27,52 +27,55 @@ if TYPE_CHECKING:
     Span = tuple[int, int]
 
 WORD = "penstock:word"
-"""Name of the column that the random words travel in."""
+"""Name of the column of random words."""
 SHUFFLE = 16
 """Last word of the Philox counter: a stream that no loader draws from."""
 _PARTS = 4
-"""Rows held, their copy in order, what is read ahead and what the writer holds: each gets so much of the memory."""
+"""Buffered rows, their sorted copy, what is read ahead and what the writer holds: each gets this share of the
+memory."""
 _MOST_FILES = 512
-"""Files that rows are spread over at a time; more would make the writes small."""
+"""Most files that rows are distributed over at a time; more would make the writes small."""
 _OUT_ROWS = 4096
 
 
 @dataclass(slots=True)
 class Spill:
-    """Where rows wait, and how many bytes of them may be in memory."""
+    """Folder for rows on disk, and how many bytes of rows may be in memory."""
 
     folder: str
     memory_bytes: int
     count: itertools.count[int] = field(default_factory=itertools.count)
     most_bytes: int = 0
-    """The most bytes of rows that were held at once: for tests."""
+    """Most bytes of rows that were held at once: for tests."""
 
     @property
     def limit(self) -> int:
-        """Bytes of rows that are sorted in memory; far below 2 GiB, which Arrow's offsets can address."""
+        """Bytes of rows that are sorted in memory; far below 2 GiB, the limit of Arrow's offsets."""
         return max(1, min(self.memory_bytes // _PARTS, 512 << 20))
 
     def held(self, num_bytes: int) -> None:
-        """Note how much is in memory."""
+        """Record how much is in memory."""
         self.most_bytes = max(self.most_bytes, num_bytes)
 
 
 def shuffled(
     batches: Iterable[pa.RecordBatch], *, seed: int, num_bytes: float, spill: Spill
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in the order of their words; `num_bytes` is what they take in memory, about.
+    """Yield all rows in the order of their words; `num_bytes` is their approximate size in memory.
 
     The order is `stable_argsort` of the raw words of `Philox(key=[seed, 0], counter=[0, 0, 0, 16])`.
     """
     words = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=np.array([0, 0, 0, SHUFFLE], np.uint64))
-    marked = (_mark(batch, words.random_raw(batch.num_rows)) for batch in batches if batch.num_rows)
-    yield from _sorted(marked, (0, 1 << 64), num_bytes, spill)
 
+    def marked() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                word = pa.py_buffer(words.random_raw(batch.num_rows))
+                column = pa.Array.from_buffers(pa.uint64(), batch.num_rows, [None, word])
+                schema = batch.schema.append(pa.field(WORD, pa.uint64(), nullable=False))
+                yield pa.RecordBatch.from_arrays([*batch.columns, column], schema=schema)
 
-def _mark(batch: pa.RecordBatch, words: NDArray[np.uint64]) -> pa.RecordBatch:
-    column = pa.Array.from_buffers(pa.uint64(), len(words), [None, pa.py_buffer(words)])
-    schema = batch.schema.append(pa.field(WORD, pa.uint64(), nullable=False))
-    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=schema)
+    yield from _sorted(marked(), (0, 1 << 64), num_bytes, spill)
 
 
 def _sorted(batches: Iterator[pa.RecordBatch], span: Span, num_bytes: float, spill: Spill) -> Iterator[pa.RecordBatch]:
@@ -119,7 +122,7 @@ def _indices(order: NDArray[np.int64]) -> pa.Array:
 def _through_files(
     batches: Iterator[pa.RecordBatch], span: Span, num_bytes: float, spill: Spill
 ) -> Iterator[pa.RecordBatch]:
-    # At least 8 files: the rows are more than was thought, and how many more is not known.
+    # At least 8 files: there are more rows than estimated, and nobody knows how many.
     num_files = min(_MOST_FILES, max(8, math.ceil(2 * num_bytes / spill.limit)), span[1] - span[0])
     bounds = [span[0] + (span[1] - span[0]) * index // num_files for index in range(num_files + 1)]
     paths = [os.path.join(spill.folder, f"{next(spill.count)}.arrow") for _ in range(num_files)]
@@ -132,7 +135,7 @@ def _through_files(
 
 
 def _spread(batches: Iterator[pa.RecordBatch], first: NDArray[np.uint64], paths: list[str], spill: Spill) -> list[int]:
-    """Append every row to the file of its range; return the bytes of each file's rows in memory."""
+    """Append every row to the file of its range; return the bytes of the rows of each file in memory."""
     sizes = [0] * len(paths)
     held: list[pa.RecordBatch] = []
     size = 0
@@ -154,18 +157,15 @@ def _append(held: list[pa.RecordBatch], first: NDArray[np.uint64], paths: list[s
     file = np.searchsorted(first, _words(table), side="right") - 1
     order = np.argsort(file, kind="stable")
     ends = np.cumsum(np.bincount(file, minlength=len(paths)))
+    packed = pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None)
     start = 0
     for index, end in enumerate(ends.tolist()):
         if end > start:
             rows = table.take(_indices(order[start:end]))
             sizes[index] += rows.nbytes
-            with open(paths[index], "ab") as sink, pa.ipc.new_stream(sink, rows.schema, options=_packed()) as stream:
+            with open(paths[index], "ab") as sink, pa.ipc.new_stream(sink, rows.schema, options=packed) as stream:
                 stream.write_table(rows)
         start = end
-
-
-def _packed() -> Any:
-    return pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None)
 
 
 def _read(path: str) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
 """What the footers of a dataset say about its layout: sizes, statistics, schemas, stored metadata, bad files.
 
-First stage of the doctor: unlike opening, it goes on where a file is damaged or disagrees, since that is what it is to
-tell. Reads every footer once, in threads, and no data.
+First stage of the doctor: unlike opening, it continues if a file is damaged or disagrees, since that is to be reported.
+Reads every footer once, in threads, and no data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One file that can be read."""
+    """One readable file."""
 
     path: str
     size: int
@@ -41,9 +41,9 @@ class FileFacts:
     """Of each row group."""
     schema: pa.Schema
     stored: bool
-    """Whether the footer holds a schema of ours or of Petastorm's."""
+    """Whether the footer has a schema of ours or of Petastorm."""
     no_statistics: dict[str, tuple[int, int]]
-    """Plain columns without least and greatest value: in how many row groups, and their bytes on disk."""
+    """Plain columns without minimum and maximum: number of row groups, and their bytes on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class LayoutFacts:
 
     files: list[FileFacts]
     bad: list[tuple[str, str]]
-    """Path and reason of files that cannot be read."""
+    """Path and reason of unreadable files."""
     is_folder: bool
-    """Whether one folder was named, which may hold metadata files."""
+    """Whether one folder was given, which may have metadata files."""
     side_files: frozenset[str]
-    """Which of `_metadata` and `_common_metadata` are there."""
+    """Which of `_metadata` and `_common_metadata` exist."""
     side_keys: frozenset[bytes]
     """Keys in `_common_metadata`."""
     summary_rows: dict[str, list[int]] | None = field(default=None)
@@ -79,7 +79,7 @@ class LayoutFacts:
         return bool(self.side_keys & {SCHEMA_KEY, PETASTORM_SCHEMA_KEY}) or any(file.stored for file in self.files)
 
     def schemas(self) -> list[tuple[pa.Schema, int, str]]:
-        """Return the Arrow schemas that occur, the most frequent first: schema, files, the first such file.
+        """Return the Arrow schemas that occur, most frequent first: schema, number of files, the first such file.
 
         Columns in another order are the same schema: they are read by name.
         """
@@ -107,7 +107,7 @@ def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesys
     """Read the footers of all files.
 
     Raises:
-        DatasetNotFound: nothing is there, no Parquet file, or a dataset whose writing has not ended.
+        DatasetNotFound: nothing is there, no Parquet file, or a dataset that is still being written.
     """
     files = find_files(source, storage_options=storage_options, filesystem=filesystem)
     good: list[FileFacts] = []
@@ -150,7 +150,7 @@ def _no_statistics(footer: Footer, schema: pa.Schema) -> dict[str, tuple[int, in
     for name in sorted(plain & chunks.flat.keys()):
         leaf = chunks.flat[name]
         nulls, num_values = chunks.null_count[:, leaf], chunks.num_values[:, leaf]
-        # Nothing but nulls, or NaN, has no least value: there is nothing to say, and no writer says more.
+        # Only nulls, or NaN, have no minimum: no writer stores one.
         silent = (nulls >= 0) & ((nulls == num_values) | pa.types.is_floating(schema.field(name).type))
         lacking = [group for group in np.flatnonzero(~silent).tolist() if not chunks.has_bounds(group, leaf)]
         if lacking:
@@ -159,7 +159,7 @@ def _no_statistics(footer: Footer, schema: pa.Schema) -> dict[str, tuple[int, in
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """Tell whether filters on such a column are common: numbers, text, times, booleans; no cells, no lists."""
+    """Tell whether filters on such a column are common: numbers, text, times, booleans; no encoded cells, no lists."""
     if pa.types.is_dictionary(kind):
         return is_plain(kind.value_type)
     return bool(

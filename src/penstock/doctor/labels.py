@@ -1,8 +1,8 @@
 """Is a dataset sorted by label, and what does that do to batches?
 
 Reads one column of a few dozen row groups, spread over the dataset, and draws batches from them in three ways: as
-stored, as the loader's shuffle would with the row groups that a batch draws from, and from all rows. What is counted is
-the labels in a batch. Guesses which column is the label by its name unless told.
+stored, as the shuffle of the loader would with the row groups that a batch draws from, and from all rows. Counts the
+labels in a batch. Guesses the label column by its name unless it is given.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 NAMES = ("label", "labels", "class", "class_id", "cls", "target", "y", "category", "label_id", "target_id")
 SAMPLES = 64
-"""Row groups that are looked at."""
+"""Row groups to read."""
 MOST_ROWS = 1 << 16
 """Rows of each of them."""
 TRIALS = 32
 """Batches drawn of each kind."""
 SORTED = 0.5
-"""Batches with fewer than this share of the labels of a random batch are called sorted."""
+"""If batches have less than this share of the labels of a random batch, the dataset is called sorted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Labels in a batch, on average, and in the dataset as far as it was looked at."""
+    """Labels in a batch, on average, and in the rows that were read."""
 
     stored: float
     """In batches of neighbours."""
@@ -52,11 +52,11 @@ class Mixture:
 
 
 def find_label(schema: pa.Schema, asked: str | None) -> str | None:
-    """Return the label column: the one asked for, else one with a usual name; None where there is none.
+    """Return the label column: the given one, else one with a usual name; None if there is none.
 
     Raises:
         ColumnNotFound: there is no such column.
-        PlanError: it does not hold plain values.
+        PlanError: its values are not plain.
     """
     if asked is None:
         lower = {name.lower(): name for name in schema.names}
@@ -65,7 +65,7 @@ def find_label(schema: pa.Schema, asked: str | None) -> str | None:
     if asked not in schema.names:
         raise ColumnNotFound(f"no column {asked!r} for the label; {close_names(asked, schema.names)}")
     if not is_plain(schema.field(asked).type):
-        raise PlanError(f"label {asked!r} is stored as {schema.field(asked).type}; numbers, text or times are needed")
+        raise PlanError(f"label {asked!r} is stored as {schema.field(asked).type}; it must be numbers, text or times")
     return asked
 
 
@@ -77,12 +77,12 @@ def check_label(source: Source, label: str, plan: Plan, wanted: TrainingRun) -> 
         return
     poor = found.shuffled < SORTED * found.random
     shuffle = "shuffle once on disk"
-    if source.facts.constants:  # a folder holds its rows together, shuffled or not
+    if source.facts.constants:  # the rows of a folder stay together, shuffled or not
         shuffle += f", without the folders of {', '.join(map(repr, source.facts.constants))}"
     yield Finding(
         "sorted-by-label",
         "problem" if poor else "advice",
-        f"rows with the same {label!r} lie together",
+        f"rows with the same {label!r} are stored together",
         f"a batch of {wanted.batch_size:,} has {found.stored:.1f} labels as stored and with shuffle='groups', "
         f"{found.shuffled:.1f} with shuffle=True, {found.random:.1f} drawn from all rows (of {found.labels:,})",
         shuffle if poor else f"train with shuffle=True, or {shuffle}",
@@ -108,7 +108,7 @@ def read_labels(source: Source, label: str) -> list[NDArray[np.int64]]:
 
 
 def mixture(groups: Sequence[NDArray[np.int64]], batch_size: int, chunks_per_batch: float | None) -> Mixture:
-    """Draw batches of each kind and count their labels. The same for equal arguments."""
+    """Draw batches of each kind and count their labels. Deterministic."""
     rng = np.random.default_rng(0)
     everything = np.concatenate(groups)
     each = max(1, round(chunks_per_batch or len(groups)))
@@ -125,7 +125,7 @@ def mixture(groups: Sequence[NDArray[np.int64]], batch_size: int, chunks_per_bat
 
 
 def _neighbours(groups: Sequence[NDArray[np.int64]], batch_size: int, rng: np.random.Generator) -> int:
-    """Return the labels in a batch of rows that follow each other, over as many row groups as it takes."""
+    """Return the number of labels in a batch of consecutive rows, over as many row groups as needed."""
     first = int(rng.integers(len(groups)))
     start = int(rng.integers(len(groups[first])))
     rows, group = groups[first][start : start + batch_size], first + 1

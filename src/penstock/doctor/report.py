@@ -1,6 +1,6 @@
 """What the doctor found: values to print, to count and to store as JSON.
 
-Made by `examine`; read by people and by the command line. Holds no knowledge of datasets.
+Made by `examine`; read by people and by the command line. Knows nothing of datasets.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from penstock.errors import printable
 
 Severity = Literal["problem", "advice"]
 WIDTH = 110
+_IN_JSON = ("code", "severity", "what", "effect", "cure", "numbers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,17 @@ class Finding:
     code: str
     """A short name that does not change: "large-row-groups"."""
     severity: Severity
-    """ "problem": training suffers; "advice": it works, and could be better."""
+    """"problem": training suffers; "advice": it works, and could be better."""
     what: str
-    """What is the case."""
+    """The fact."""
     effect: str
-    """What that costs, in numbers."""
+    """What it costs, in numbers."""
     cure: str
     """What to do."""
     numbers: dict[str, float]
-    """The figures of the effect, by name."""
+    """The numbers of the effect, by name."""
     flags: tuple[str, ...] | None = None
-    """What `penstock rewrite` needs to cure it and to cause nothing else; None where rewriting is no cure."""
+    """Options of `penstock rewrite` that fix it without side effects; None if rewriting does not help."""
 
     def __str__(self) -> str:
         lines = [f"{self.severity:8} {printable(self.what)}"]
@@ -47,22 +48,22 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The state of a dataset as a training run will feel it."""
+    """The state of a dataset for a training run."""
 
     url: str
     rows: int
     files: int
     row_groups: int
     bytes: int
-    """Size of the files together."""
+    """Total size of the files."""
     open_s: float
-    """Seconds that opening it took just now."""
+    """Seconds that opening it took."""
     findings: tuple[Finding, ...]
     """Problems first, then advice."""
     notes: tuple[str, ...] = field(default=())
-    """What to know beside: what was not looked at, what to start the run with."""
+    """Other hints: what was not checked, how to start the run."""
     sources: tuple[str, ...] = field(default=())
-    """What was looked at, name by name; `url` has them in one text."""
+    """What was examined, name by name; `url` has them in one text."""
 
     @property
     def problems(self) -> tuple[Finding, ...]:
@@ -76,7 +77,7 @@ class DoctorReport:
 
     @property
     def rewrite_command(self) -> str | None:
-        """The command that cures what rewriting can cure; None where there is nothing of that kind."""
+        """The command that fixes what rewriting can fix; None if there is nothing."""
         curable = [finding.flags for finding in self.findings if finding.flags is not None]
         flags = dict.fromkeys(flag for flags in curable for flag in flags)
         names = map(shlex.quote, self.sources or (self.url,))
@@ -108,12 +109,7 @@ class DoctorReport:
             "row_groups": self.row_groups,
             "bytes": self.bytes,
             "open_s": self.open_s,
-            "findings": [_finding_json(finding) for finding in self.findings],
+            "findings": [{name: getattr(finding, name) for name in _IN_JSON} for finding in self.findings],
             "notes": list(self.notes),
             "rewrite_command": self.rewrite_command,
         }
-
-
-def _finding_json(finding: Finding) -> dict[str, Any]:
-    names = ("code", "severity", "what", "effect", "cure", "numbers")
-    return {name: getattr(finding, name) for name in names}

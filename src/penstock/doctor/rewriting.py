@@ -1,7 +1,7 @@
 """`penstock.doctor.rewrite`: write a dataset again in a better layout, without Spark and in bounded memory.
 
-Puts the parts together: `stored` gives rows as they lie, `spill` shuffles them, a `Writer` writes them. Cells are
-copied and never decoded, so that a JPEG stays the same bytes. The source is not changed.
+Combines the parts: `stored` yields rows as stored, `external_shuffle` shuffles them, a `Writer` writes them. Cells are
+copied and never decoded, so a JPEG keeps its bytes. The source is not changed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 MEMORY_BYTES = 1 << 30
 """Bytes of rows that a shuffle holds at once."""
 _REPLACED = frozenset({SCHEMA_KEY, PETASTORM_SCHEMA_KEY, ROW_GROUPS_PER_FILE_KEY})
-"""Metadata that is written anew."""
+"""Metadata that is written again."""
 _INDEXES = frozenset({PETASTORM_INDEX_KEY, INDEX_KEY})
-"""Metadata that names row groups, which are others now."""
+"""Metadata that names row groups, which are others afterwards."""
 
 
 def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
@@ -68,26 +68,26 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
 ) -> Written:
     """Write a dataset again in another layout and return what was written; `source` is not changed.
 
-    Rows keep their order unless `shuffle`. Cells are copied as they are stored; so are the schema, ours or Petastorm's,
-    and whatever else `_common_metadata` holds, but for row-group indexes, which have to be built again.
+    Rows keep their order unless `shuffle`. Cells are copied as stored; so are the schema, ours or Petastorm's, and
+    everything else in `_common_metadata`, except row-group indexes, which have to be built again.
 
         >>> penstock.doctor.rewrite("s3://bucket/frames", "s3://bucket/frames-shuffled", shuffle=True, seed=7)
 
     Args:
         source: As for `penstock.open`.
-        url: Where to write; not `source` itself, nor a place inside of it, nor a folder that holds files of it.
+        url: Where to write; not `source` itself, nor a folder inside it, nor a folder that contains files of it.
         row_group_bytes: Most bytes of a row group, encoded and before Parquet's compression.
-        rows_per_file: Rows of each file but the last; default: files of about 512 MiB.
+        rows_per_file: Rows of each file except the last; default: files of about 512 MiB.
         shuffle: Permute all rows, uniformly: a true shuffle, the same for equal `seed` whatever the memory. What does
-            not fit memory goes through files: about the size of the dataset in `temp_folder`. Columns that are folders
-            stay so, and rows stay in theirs, unless `partition_by` says otherwise.
-        seed: Picks the permutation; default 0. Only with `shuffle`.
+            not fit into memory goes through files: about the size of the dataset in `temp_folder`. Columns that are
+            folders stay so, and rows stay in theirs, unless `partition_by` says otherwise.
+        seed: Selects the permutation; default 0. Only with `shuffle`.
         compression: Parquet's codec, or one for each column; "auto" is snappy, and none for images and zipped arrays.
         partition_by: Columns that become folders; default: those of the source; [] for none.
         on_error: "skip" leaves out files that cannot be opened.
-        overwrite: Replace a dataset that is at `url`.
+        overwrite: Replace an existing dataset at `url`.
         memory_bytes: Bytes of rows that a shuffle may hold, default 1 GiB; the writer takes a few row groups more.
-        temp_folder: Where a shuffle lets rows wait for their turn; default: beside a local `url`, else the system's.
+        temp_folder: Folder for the files of a shuffle; default: beside a local `url`, else the system's.
         storage_options: For the filesystems of URLs.
         filesystem: A pyarrow or fsspec filesystem to use instead, for both.
 
@@ -95,8 +95,8 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
         DatasetNotFound: Nothing is at `source`.
         DatasetExists: Something is at `url` already.
         BadFile: A file of `source` cannot be read.
-        PlanError: `url` is `source`, lies in it or holds files of it, links followed; or an option of a shuffle is
-            given without `shuffle`.
+        PlanError: `url` is `source`, is inside it or contains files of it, following links; or an option of a shuffle
+            is given without `shuffle`.
     """
     _check_shuffle(shuffle=shuffle, seed=seed, memory_bytes=memory_bytes, temp_folder=temp_folder)
     places = {"storage_options": storage_options, "filesystem": filesystem}
@@ -126,7 +126,7 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
 
 
 class _Rewriter(Writer):
-    """A writer that another one cannot go on with: a target that it leaves says to run the rewrite again."""
+    """A writer that cannot be resumed: an unfinished target says to run the rewrite again."""
 
     def extend_once(self, tables: Tables) -> None:
         """Take all rows; the progress bar knows how many."""
@@ -134,23 +134,23 @@ class _Rewriter(Writer):
 
     def _notes(self) -> dict[str, Any]:
         is_in_the_way = self._stage.folder is None  # on a store
-        return {"cure": f"run the rewrite again{' with overwrite=True' if is_in_the_way else ''} (it begins anew)"}
+        return {"cure": f"run the rewrite again{' with overwrite=True' if is_in_the_way else ''} (it starts over)"}
 
 
 def _check_shuffle(*, shuffle: bool, seed: int | None, memory_bytes: int | None, temp_folder: Any) -> None:
-    """Check the options of a shuffle, and refuse them where nothing is shuffled: they would be ignored."""
+    """Check the options of a shuffle, and refuse them without one: they would be ignored."""
     given = {"seed": seed, "memory_bytes": memory_bytes, "temp_folder": temp_folder}
     unused = [f"{name}={value}" for name, value in given.items() if value is not None]
     if unused and not shuffle:
         raise PlanError(
-            f"{unused[0]} is for a shuffle, and rows keep their order without shuffle=True; pass shuffle=True too, or "
+            f"{unused[0]} is for a shuffle, but rows keep their order without shuffle=True; pass shuffle=True too, or "
             f"leave {unused[0].partition('=')[0]} out"
         )
     check_seed(seed or 0)
     if memory_bytes is not None and memory_bytes < 1:
         raise PlanError(f"memory_bytes must be at least 1; got {memory_bytes}")
     if temp_folder is not None and not os.path.isdir(temp_folder):
-        raise PlanError(f"temp_folder must be a folder that is there; got {os.fspath(temp_folder)!r}")
+        raise PlanError(f"temp_folder must be an existing folder; got {os.fspath(temp_folder)!r}")
 
 
 def _with_progress(batches: Iterator[pa.RecordBatch], total: int) -> Iterator[pa.RecordBatch]:
@@ -161,16 +161,16 @@ def _with_progress(batches: Iterator[pa.RecordBatch], total: int) -> Iterator[pa
 
 
 def _carry_over(rows: StoredRows, url: Any, places: dict[str, Any]) -> None:
-    """Keep what else was stored beside the dataset, and say what could not be kept."""
+    """Keep what else was stored beside the dataset, and log what could not be kept."""
     more = {key: value for key, value in rows.common.items() if key not in _REPLACED | _INDEXES}
     if more:
         update_common_metadata(find_files(url, **places)[0], more)
     if rows.common.keys() & _INDEXES:
-        logger.warning("the row-group index of the source names row groups that are others now; build it again")
+        logger.warning("the row-group index of the source was not copied, as row groups have changed; build it again")
 
 
 def _refuse_itself(source: Any, url: Any, places: dict[str, Any]) -> None:
-    """Refuse a target inside of what was named as the source."""
+    """Refuse a target inside what was given as the source."""
     target = _place(*resolve(url, **places))
     for one in [source] if isinstance(source, str | os.PathLike) else source:
         fs, path = resolve(one, **places)
@@ -182,7 +182,7 @@ def _refuse_itself(source: Any, url: Any, places: dict[str, Any]) -> None:
 
 
 def _refuse_above(rows: StoredRows, url: Any, places: dict[str, Any]) -> None:
-    """Refuse a target that holds a file of the source: replacing it would remove that file."""
+    """Refuse a target that contains a file of the source: replacing it would remove that file."""
     target = _place(*resolve(url, **places))
     for fs, path in rows.places:
         if _is_in(_place(fs, path), target):
@@ -190,7 +190,7 @@ def _refuse_above(rows: StoredRows, url: Any, places: dict[str, Any]) -> None:
 
 
 def _place(fs: Any, path: str) -> tuple[str, str]:
-    """Return what tells one place from another: the store, and the path on it, without links where it is local."""
+    """Return what identifies a place: the store, and the path on it, with links resolved if it is local."""
     real = os.path.realpath(path).replace(os.sep, "/") if isinstance(fs, LocalFileSystem) else path
     return fs.type_name, real.rstrip("/")
 
@@ -200,9 +200,10 @@ def _is_in(place: tuple[str, str], folder: tuple[str, str]) -> bool:
 
 
 def _temporary(folder: Any, url: Any, places: dict[str, Any]) -> contextlib.AbstractContextManager[str]:
-    """Give a folder for rows that wait, hidden where it lies beside the target; removed in any case.
+    """Return a temporary folder for the shuffle, hidden if it is beside the target; removed in any case.
 
-    After a kill, when no process holds its lock, the next shuffle in the same place or `penstock.discard(url)` does it.
+    After a kill, when no process holds its lock, the next shuffle in the same place or `penstock.discard(url)` removes
+    it.
     """
     fs, path = resolve(url, **places)
     beside = os.path.dirname(path) if isinstance(fs, LocalFileSystem) else None

@@ -1,7 +1,8 @@
-"""What the rows of a dataset weigh: in memory, where a run plans with it, and for the writer, which cuts by it.
+"""The size of the rows of a dataset: in memory, which a run plans with, and for the writer, which cuts row groups by
+it.
 
-Asked by `examine` before it judges. Fixed widths come from the types; where a column varies, some rows of a few row
-groups are read. The writer's own count is used, so that what a rewrite is said to make is what it makes.
+Used by `examine` before it judges. Fixed widths come from the types; if a column varies, some rows of a few row
+groups are read. The size function of the writer is used, so a rewrite makes what is predicted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.source import Source
 
 SAMPLES, SAMPLE_ROWS = 8, 256
-"""Row groups that are looked into where rows vary, and rows of each."""
+"""Row groups to read if rows vary, and rows of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +35,13 @@ class Rows:
     """The rows of a dataset, as far as their layout is concerned."""
 
     folders: NDArray[np.int64]
-    """Rows of each folder of partitions, in order; all rows where there are none."""
+    """Rows of each partition folder, in order; all rows if there are none."""
     partitions: tuple[str, ...]
     """Columns that are folders."""
     memory: float
     """Bytes of a row in memory as Arrow."""
     after: float
-    """The same once rewritten: dictionaries have become plain values."""
+    """The same after a rewrite: dictionaries have become plain values."""
     written: float
     """Bytes of a row as `penstock.write` counts them when it cuts row groups."""
     vary: bool
@@ -55,7 +56,7 @@ class Rows:
 
 
 def weigh(source: Source, disk: int) -> Rows:
-    """Return what the rows of a dataset weigh; reads some rows where columns vary in width."""
+    """Return the sizes of the rows of a dataset; reads some rows if columns vary in width."""
     fields = [field.with_type(decoded(field.type)) for field in source.facts.arrow_schema]
     vary = any(fixed_bytes(field) is None for field in fields)
     memory = after = source.row_bytes()
@@ -83,7 +84,7 @@ def _folders(source: Source) -> NDArray[np.int64]:
 def _sampled(source: Source, words: list[str]) -> tuple[float, float]:
     """Return the bytes of a row for the writer, and those in memory of `words`, columns that were dictionaries.
 
-    The mean over some row groups, each as heavy as it is long; one that cannot be read is left out.
+    The mean over some row groups, weighted by their rows; unreadable ones are left out.
     """
     num_chunks = len(source.facts.chunk_rows)
     total, rows = np.zeros(2), 0
@@ -105,7 +106,7 @@ def _sampled(source: Source, words: list[str]) -> tuple[float, float]:
 def _first_rows(source: Source, chunk: int) -> pa.RecordBatch:
     group, file = as_parquet(source).row_group(chunk), int(source.facts.chunk_file[chunk])
     scalars = {name: values[file] for name, values in source.facts.constants.items()}
-    # Through a buffer, so that the first rows do not cost the whole row group.
+    # Through a buffer, so that the first rows do not read the whole row group.
     with replace(group, watched=False).opened() as stream:
         reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS)
         batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False), None)

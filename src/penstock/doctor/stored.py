@@ -1,7 +1,7 @@
 """The rows of a dataset as they are stored: cells not decoded, structs whole, in natural order, in small batches.
 
-What `rewrite` copies. Unlike `Source.read` it never holds a whole row group, since those that need
-rewriting may be larger than memory. Dictionaries become plain values; partition columns become columns.
+What `rewrite` copies. Unlike `Source.read` it never holds a whole row group, since those that need rewriting may be
+larger than memory. Dictionaries become plain values; partition columns become columns.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from penstock.schema.unischema import Unischema
 
 BATCH_BYTES = 8 << 20
-"""Bytes of a batch, about."""
+"""Approximate bytes of a batch."""
 MOST_ROWS = 1 << 16
 _VERIFY = verifying(verify=True)
-"""What is copied is read once, and gets new checksums: damage must not be copied with it."""
+"""Copied data is read once and gets new checksums: damage must not be copied."""
 _STREAM_BYTES = 1 << 20
 """Read-ahead of each column, so that a row group is streamed and not read whole."""
 
 
 class StoredRows:
-    """The rows of a dataset, as often as they are asked for."""
+    """The rows of a dataset; may be read several times."""
 
     def __init__(self, url: Any, *, on_error: OnError, **options: Any) -> None:
         self.source = open_parquet(url, on_error=on_error, **options)
@@ -49,7 +49,7 @@ class StoredRows:
         found = find_files(url, **options)
         self._files = [file for file in found if file.path not in skipped]
         self.places = [(file.root.fs, file.path) for file in found]
-        """Filesystem and path of every file, also of those that cannot be read."""
+        """Filesystem and path of every file, including unreadable ones."""
         self.common = {} if self._files[0].root.names is None else read_common_metadata(self._files[0].root)
         self.partitions = tuple(self.source.facts.constants)
         stored = {**(self.source.footer(0).arrow.metadata or {}), **self.common}
@@ -66,7 +66,7 @@ class StoredRows:
 
     @property
     def num_bytes(self) -> float:
-        """Bytes of all rows in memory, about."""
+        """Approximate bytes of all rows in memory."""
         return self.num_rows * self.source.row_bytes()
 
     def _schema(self) -> pa.Schema:
@@ -93,8 +93,8 @@ class StoredRows:
             yield from self._of_file(file, rows)
 
     def tables(self, batches: Iterator[pa.RecordBatch]) -> Tables:
-        """Return batches of these rows as `penstock.write` takes them: with the schema, and the number of rows."""
-        empty = pa.RecordBatch.from_pylist([], schema=self.schema)  # a dataset without rows has a schema too
+        """Return batches of these rows in the form that `Writer` takes: with the schema, and the number of rows."""
+        empty = pa.RecordBatch.from_pylist([], schema=self.schema)  # carries the schema of a dataset without rows
         return Tables(empty, batches, self.unischema, self.num_rows)
 
     def _of_file(self, file: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
@@ -115,7 +115,7 @@ class StoredRows:
         except READ_ERRORS as error:
             _check(group)
             if isinstance(error, BadFile):
-                raise  # says it already
+                raise  # has a message already
             raise group.bad(f"cannot be read ({error})", "write the file again, or leave it out") from error
         _check(group)
 

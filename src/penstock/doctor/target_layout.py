@@ -1,7 +1,7 @@
-"""What a run does with a layout, what `penstock rewrite` would make of the rows, and the sizes to ask it for.
+"""What a training run does with a layout, what `penstock rewrite` would make of the rows, and the sizes to ask it for.
 
-Pure arithmetic on row counts and on what the planner says; reads nothing. `checks` compares the layout that is there
-with the one that `aim` gives. A rewrite that is asked for it leaves nothing that `checks` would find again.
+Pure arithmetic on row counts and on plans; reads nothing. `checks` compares the existing layout with the one that `aim`
+returns. After a rewrite with these sizes, `checks` finds nothing more.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan
 
 LARGE, SMALL = 8, 1 / 16
-"""Row groups of more or less than so many times the size aimed at are far too large or small."""
+"""Row groups of more or less than this many times the target size are far too large or small."""
 MANY = 64
 """Fewer row groups or files than this cost little, however small they are."""
 WORTH_IT = 0.9
-"""Another setting is named only if it brings what ranks read down this far."""
+"""Another setting is recommended only if it reduces what ranks read by this factor."""
 _HALVINGS = 5
-"""Sizes that are tried: the one wished for, and halves of it, down to what is small."""
+"""Sizes to try: the preferred one, and halves of it."""
 _SLACK = 1.05
-"""Where rows differ in size, row groups may come out with so many times the rows expected."""
+"""If rows differ in size, row groups may have this many times the expected rows."""
 
 
 class ReadFactor(NamedTuple):
@@ -49,16 +49,16 @@ class ReadFactor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """The run that the dataset is judged for."""
+    """The run that the dataset is examined for."""
 
     world: int
     batch_size: int
     row_group_bytes: int
-    """Bytes of a row group that are aimed at, in memory as Arrow."""
+    """Target size of a row group, in memory as Arrow."""
     shuffle_bytes: int
 
     def plan(self, counts: NDArray[np.int64], row_bytes: float, lanes: int | None = None) -> Plan:
-        """Return what a shuffled run over such row groups would do."""
+        """Return the plan of a shuffled run over such row groups."""
         chosen = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=self.shuffle_bytes, lanes=lanes)
         order = Order("lanes", 0, chosen.lanes, chosen.block)
         sizes = Sizes(row_bytes, row_bytes, row_bytes, self.shuffle_bytes)
@@ -69,7 +69,7 @@ class TrainingRun:
         )
 
     def reads(self, counts: NDArray[np.int64], row_bytes: float) -> ReadFactor:
-        """Return the least that all ranks read, with lanes that fit the ranks where that helps."""
+        """Return the least that all ranks read, with lanes that suit the number of ranks if that helps."""
         most = int(self.shuffle_bytes // (2 * max(typical_rows(counts), 1) * max(row_bytes, 1.0)))
         best = ReadFactor(self.plan(counts, row_bytes).read_factor, None)
         for lanes in (self.world, 2 * self.world, 3 * self.world):
@@ -88,10 +88,10 @@ class TrainingRun:
 
 
 class Aim(NamedTuple):
-    """What a rewrite would make, and how to ask for it."""
+    """What a rewrite would make, and the options for it."""
 
     row_group_bytes: int
-    """What to tell `penstock rewrite`."""
+    """Option of `penstock rewrite`."""
     counts: NDArray[np.int64]
     """Rows of the row groups."""
     files: int
@@ -101,7 +101,7 @@ class Aim(NamedTuple):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The options of `penstock rewrite`, but for those that it has by default."""
+        """The options of `penstock rewrite` that differ from its defaults."""
         size = (f"--row-group-bytes {_exact_size(self.row_group_bytes)}",)
         return (size if self.row_group_bytes != ROW_GROUP_BYTES else ()) + (
             ("--partition-by ''",) if self.dissolved else ()
@@ -109,10 +109,9 @@ class Aim(NamedTuple):
 
 
 def aim(rows: Rows, wanted: TrainingRun, *, shuffle: bool) -> Aim:
-    """Return the layout to write: with the largest row groups that the run is good with, else the best there are.
+    """Return the layout to write: with the largest row groups that suit the run, else the best there are.
 
-    Folders of partitions stay, unless rows are to be shuffled over all of them, or row groups or files cannot be good
-    within them.
+    Partition folders stay, unless rows are shuffled across them, or row groups or files would be too small within them.
     """
     if rows.total * rows.after <= wanted.row_group_bytes:  # one good row group
         dissolved = rows.partitions if shuffle or wanted.has_tiny_files(len(rows.folders), rows.disk) else ()
@@ -126,7 +125,7 @@ def aim(rows: Rows, wanted: TrainingRun, *, shuffle: bool) -> Aim:
 
 
 class _Trial(NamedTuple):
-    """A layout, and what would be found in it."""
+    """A layout, and its problems."""
 
     aim: Aim
     faults: int
@@ -142,7 +141,7 @@ class _Trial(NamedTuple):
 
 
 def _trials(rows: Rows, wanted: TrainingRun, *, shuffle: bool) -> Iterator[_Trial]:
-    # The writer counts encoded bytes: where these are far from those in memory, the wish is for the latter.
+    # The writer counts encoded bytes: if these are far from those in memory, the target size means the latter.
     times = round(math.log2(max(rows.written, 1.0) / max(rows.after, 1.0)))
     largest = wanted.row_group_bytes << times if times > 0 else wanted.row_group_bytes >> -times
     for dissolved in dict.fromkeys([rows.partitions if shuffle else (), rows.partitions]):

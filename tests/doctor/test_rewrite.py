@@ -241,7 +241,7 @@ def test_a_damaged_source_leaves_nothing_behind(frames: Path, tmp_path: Path, sh
         ({"temp_folder": "."}, "temp_folder=. is for a shuffle"),
         ({"shuffle": True, "seed": -1}, "seed must be"),
         ({"shuffle": True, "memory_bytes": 0}, "memory_bytes must be at least 1; got 0"),
-        ({"shuffle": True, "temp_folder": "no-such-folder"}, "temp_folder must be an existing folder; got 'no-such-folder'"),
+        ({"shuffle": True, "temp_folder": "no-such-folder"}, "must be an existing folder; got 'no-such-folder'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(frames: Path, tmp_path: Path, options: Any, message: str) -> None:

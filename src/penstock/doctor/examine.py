@@ -55,8 +55,8 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
         world: Ranks of the run.
         batch_size: Rows of a batch on each rank.
         row_group_bytes: Target size of row groups, in memory.
-        shuffle_bytes: Memory for the shuffle of the run.
-        window_bytes: The old name of `shuffle_bytes`.
+        shuffle_bytes: Bytes of the run's shuffle buffer.
+        window_bytes: The deprecated name of `shuffle_bytes`.
         storage_options: For the filesystem of a URL.
         filesystem: A pyarrow or fsspec filesystem to use instead.
 

@@ -1,8 +1,8 @@
 """Datasets written by Spark, and read into it: the distributed side of `penstock`.
 
-`write` takes a DataFrame straight to a dataset, encoded on the executors; `materialize_dataset` is Petastorm's block
-around Spark's own writer. PySpark is imported only when a function is called that needs it. Nothing that reads stands
-on this package.
+`write` turns a DataFrame into a dataset, encoded on the executors; `materialize_dataset` is Petastorm's block around
+Spark's own writer. PySpark is imported only when a function that needs it is called. Nothing that reads imports this
+package.
 """
 
 from penstock.schema.encode import dict_to_spark_row, insert_explicit_nulls

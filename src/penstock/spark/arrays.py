@@ -1,8 +1,8 @@
-"""Arrow columns as Spark sends them, as cells of a field's codec: nested lists, ML vectors, raw bytes.
+"""Arrow columns as Spark sends them to cells of a field's codec: nested lists, ML vectors, raw bytes.
 
-Runs in Spark's Python workers, between `mapInArrow` and the writing of files. A column of equal shapes is taken as one
-block of memory, and plain arrays are laid out as `.npy` cells without a loop over rows; everything else goes through
-the codec row by row. What a column of binary holds already, encoded cells, is left as it is. Knows no Spark.
+Runs in Spark's Python workers, between `mapInArrow` and the writing of files. A column of equal shapes is handled as
+one block of memory, and plain arrays are laid out as `.npy` cells without a loop over rows; everything else goes
+through the codec row by row. Binary columns of encoded cells are unchanged. Knows no Spark.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from penstock.write.layout import StorageLayout
 
 _VECTOR = ["type", "size", "indices", "values"]
-"""The struct that Spark's ML vectors are stored as; `type` is 0 for sparse ones and 1 for dense ones."""
+"""The struct in which Spark stores ML vectors; `type` is 0 for sparse and 1 for dense ones."""
 _BEGINNINGS: dict[Any, tuple[bytes, ...]] = {
     NdarrayCodec: (b"\x93NUMPY",),
     CompressedNdarrayCodec: (b"PK\x03\x04",),
     CompressedImageCodec: (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"II*\x00", b"MM\x00*", b"BM", b"\x00\x00\x00\x0c"),
 }
 SLICE_BYTES = 64 << 20
-"""Bytes of a batch that are encoded at a time; cells of a column lie in one buffer with 32-bit offsets."""
+"""Bytes of a batch that are encoded at a time; the cells of a column are in one buffer with 32-bit offsets."""
 
 
 def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into stretches of about `SLICE_BYTES`, in order."""
+    """Cut a batch into slices of about `SLICE_BYTES`, in order."""
     step = max(1, batch.num_rows * SLICE_BYTES // max(int(batch.nbytes), 1))
     for start in range(0, batch.num_rows, step):
         yield batch.slice(start, step)
 
 
 def with_cells(batch: pa.RecordBatch, layout: StorageLayout, first: int) -> pa.RecordBatch:
-    """Return a batch whose columns with a codec are encoded; `first` is the number of its first row, for errors."""
+    """Return a batch whose columns with a codec are encoded; `first` is the index of its first row, for errors."""
     columns, fields = [], []
     for stored, column in zip(batch.schema, batch.columns, strict=True):
         made = column
@@ -62,7 +62,7 @@ def encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: in
     """Return a column as cells of the field's codec.
 
     Raises:
-        SchemaError: A row does not fit the field; names the row, the field, what is wanted and what came.
+        SchemaError: A row does not match the field; names the row, the field, what is expected and what was given.
     """
     if pa.types.is_struct(column.type) and [child.name for child in column.type] == _VECTOR:
         column = dense(column)
@@ -70,11 +70,11 @@ def encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: in
         return _from_lists(column, field, stored, first)
     if (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)) and _is_raw(column, field):
         return _from_raw(column, field, stored, first)
-    return column  # cells, or something that is refused where types are compared
+    return column  # cells, or refused later when types are compared
 
 
 def dense(column: pa.StructArray) -> pa.Array:
-    """Return ML vectors as lists of their values, zeros included."""
+    """Return ML vectors as lists of their values, including zeros."""
     kinds, values = column.field("type"), column.field("values")
     if 0 not in kinds.unique().to_pylist():
         return _masked(values, column)
@@ -93,7 +93,7 @@ def dense(column: pa.StructArray) -> pa.Array:
 
 
 def _masked(values: pa.Array, column: pa.Array) -> pa.Array:
-    """Return a struct's field with the nulls of the struct."""
+    """Return a field of a struct with the struct's nulls."""
     if not column.null_count:
         return values
     import pyarrow.compute as pc
@@ -109,7 +109,9 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _is_raw(column: pa.Array, field: UnischemaField) -> bool:
-    """Whether cells are the bare memory of arrays: of just that length, and not beginning like an encoded cell."""
+    """Tell whether cells are the raw memory of arrays: of exactly that length, and without the header of an encoded
+    cell.
+    """
     size = _raw_bytes(field)
     row = next((row for row in column if row.is_valid), None) if size else None
     if row is None:
@@ -153,7 +155,7 @@ def _from_lists(column: pa.Array, field: UnischemaField, stored: pa.Field, first
     shape = None if sizes is None else _shaped(sizes, field)
     if shape is not None and type(field.codec) is NdarrayCodec and values.dtype.kind in "biufc":
         block = values.reshape(len(column), *shape)
-        encode_cell(field, block[0], first)  # one row stands for all: dtype and shape are theirs too
+        encode_cell(field, block[0], first)  # one row for all: they share dtype and shape
         return npy_cells(block)
     return _row_by_row(column, lambda row: _row(starts, values, row, field, first), field, stored, first)
 
@@ -170,7 +172,7 @@ def _row_by_row(
 
 
 def _levels(column: pa.Array) -> tuple[list[Any], pa.Array]:
-    """Return the list arrays from outside in, and the values at the bottom; slices are cut out of each level."""
+    """Return the list arrays from the outermost in, and the values; slices are cut at each level."""
     levels = []
     while _is_list(column.type):
         if pa.types.is_fixed_size_list(column.type):
@@ -182,7 +184,7 @@ def _levels(column: pa.Array) -> tuple[list[Any], pa.Array]:
 
 
 def _starts(level: Any) -> NDArray[np.int64]:
-    """Return where each list of a level begins, and the last ends, in its slice of the level below."""
+    """Return the offsets of the lists of a level, relative to its slice of the level below."""
     offsets: NDArray[np.int64] = level.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     found: NDArray[np.int64] = offsets - offsets[0]
     return found
@@ -238,7 +240,7 @@ def _leaf_values(leaf: pa.Array, starts: list[NDArray[np.int64]], field: Unische
 def _as_numbers(
     leaf: pa.Array, dtype: np.dtype[Any], field: UnischemaField, first: int
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Return numbers in a dtype, and which of them it does not hold; None: it holds them all."""
+    """Return numbers in a dtype, and which of them it cannot hold; None: it holds them all."""
     is_whole = pa.types.is_integer(leaf.type)
     if dtype.kind in "iu" or (is_whole and dtype in (np.float32, np.float64)):
         try:
@@ -265,7 +267,7 @@ def _misfit(leaf: pa.Array, field: UnischemaField, first: int, why: str) -> Sche
 
 
 def _uniform(starts: list[NDArray[np.int64]]) -> tuple[int, ...] | None:
-    """Return the sizes that all rows have in common, from outside in; None where they differ, or there is no row."""
+    """Return the sizes that all rows share, outermost first; None if they differ, or there is no row."""
     sizes = []
     for level in starts:
         widths = np.diff(level)
@@ -276,7 +278,7 @@ def _uniform(starts: list[NDArray[np.int64]]) -> tuple[int, ...] | None:
 
 
 def _shaped(sizes: tuple[int, ...], field: UnischemaField) -> tuple[int, ...]:
-    """Return the shape of a row: its own, but a flat list of the right length takes the field's."""
+    """Return the shape of a row: its own, or that of the field for a flat list of the right length."""
     wanted = tuple(size for size in field.shape if size is not None)
     if len(sizes) == 1 and len(wanted) == len(field.shape) > 1 and sizes[0] == math.prod(wanted):
         return wanted
@@ -302,7 +304,7 @@ def _row(
 
 
 def npy_cells(block: NDArray[Any]) -> pa.Array:
-    """Return rows of equal shape as `.npy` cells, byte for byte what `NdarrayCodec.encode` gives, without a loop."""
+    """Return rows of equal shape as `.npy` cells, byte for byte those of `NdarrayCodec.encode`, without a loop."""
     file = BytesIO()
     np.save(file, block[0], allow_pickle=False)
     payload = block[0].nbytes

@@ -1,7 +1,7 @@
 """Copy a dataset with Spark: some of its columns, rows without nulls, in other files and row groups.
 
-Cells are copied as they are stored, without decoding; what is written is a dataset again, with its schema. Reading and
-writing are Spark's, the metadata is `materialize_dataset`'s.
+Cells are copied as stored, without decoding; the copy is a dataset with a schema. Spark reads and writes,
+`materialize_dataset` adds the metadata.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
 
 
 def _mode(target_url: str, *, overwrite: bool) -> str:
-    """Return Spark's mode for the target; DatasetExists where something is there that may not be replaced."""
+    """Return Spark's mode for the target; raises DatasetExists if something is there that may not be replaced."""
     fs, path = resolve(target_url, storage_options=None, filesystem=None)
     place = WriteTarget.at(fs, path)
     if place.is_free():
         there = fs.get_file_info(place.path).type != FileType.NotFound
-        return "append" if there else "error"  # the latter refuses an empty folder too
+        return "append" if there else "error"  # "error" refuses an empty folder too
     if not overwrite:
         raise DatasetExists(
             f"{target_url} exists already, and nothing was copied; copy to another folder, or pass "
@@ -100,7 +100,7 @@ def _mode(target_url: str, *, overwrite: bool) -> str:
 
 
 def _refuse_overlap(source_url: str, target_url: str) -> None:
-    """Refuse to write into, over or around the dataset that is read: Spark would delete it, or read its own files."""
+    """Refuse a target inside, over or around the dataset that is read: Spark would delete it, or read its own files."""
     (source_host, source), (target_host, target) = _place(source_url), _place(target_url)
     if source_host != target_host and "" not in (source_host[1], target_host[1]):
         return
@@ -125,7 +125,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _place(url: str | os.PathLike[str]) -> tuple[tuple[str, str], str]:
-    """Return (store, host) and path of a URL, one for each place, without asking a store."""
+    """Return (store, host) and path of a URL, unique for each place, without requests to a store."""
     text = os.fspath(url)
     parts = urlsplit(text)
     if text.lower().startswith("dbfs:"):  # a mount, by another name
@@ -159,7 +159,7 @@ def _chosen(schema: Unischema, field_regex: Iterable[str] | None, not_null: list
 
 
 def _read(spark: Any, url: str, partitions: Mapping[str, Any]) -> Any:
-    """Return the source as Spark reads it, with values of folder names as text: Spark would guess that 007 is 7."""
+    """Return the source as Spark reads it, with partition values as text: Spark would convert 007 to 7."""
     reader = spark.read.option("mergeSchema", "false")
     frame = reader.parquet(url)
     if not partitions:
@@ -171,7 +171,7 @@ def _read(spark: Any, url: str, partitions: Mapping[str, Any]) -> Any:
 
 
 def _leaves(name: str, kind: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the columns that readers see in one of Spark's (a struct's fields: "s.a"), and their quoted paths."""
+    """Yield the columns that readers see in one of Spark's (a field of a struct: "s.a"), and their quoted paths."""
     path = above + quoted(name)
     inner = _struct(kind)
     if inner is None:
@@ -212,7 +212,7 @@ def _column(path: str) -> Any:
 
 
 def _without(field: Any, dropped: set[str]) -> Any:
-    """Return a column without some fields of the struct that it is."""
+    """Return a struct column without some of its fields."""
     column = _column(quoted(field.name))
     if not dropped:
         return column
@@ -225,7 +225,7 @@ def _without(field: Any, dropped: set[str]) -> Any:
 
 
 def _drops(name: str, kind: Any, dropped: set[str], above: str = "") -> Iterator[str]:
-    """Yield the paths below a struct to drop so that these columns are gone: whole structs where nothing is left."""
+    """Yield the paths below a struct to drop so that these columns are gone: whole structs if nothing is left."""
     for child in kind.fields:
         whole = f"{name}.{child.name}"
         leaves = {f"{name}.{leaf}" for leaf, _ in _leaves(child.name, child.dataType)}
@@ -236,10 +236,10 @@ def _drops(name: str, kind: Any, dropped: set[str], above: str = "") -> Iterator
 
 
 def _from_text(text: Any, field: UnischemaField) -> Any:
-    """Return values of folder names in the type that the schema says; times in them are UTC."""
+    """Return partition values in the type of the schema; times in them are UTC."""
     from pyspark.sql import functions
 
     [kind] = Unischema("one", [field]).as_spark_schema().fields
-    if type(kind.dataType).__name__ == "TimestampType":  # Spark would take them for times of the session's zone
+    if type(kind.dataType).__name__ == "TimestampType":  # Spark would assume the time zone of the session
         text = functions.when(text.contains(":"), functions.concat(text, functions.lit("Z"))).otherwise(text)
     return text.cast(kind.dataType)

@@ -1,16 +1,16 @@
 """`materialize_dataset`: a block in which Spark writes Parquet, and after which it is a dataset with its schema.
 
-Before the block it sets how large Spark makes row groups; after it, it puts all settings back, looks at the files, and
+Before the block it sets the size of Spark's row groups; after it, it restores all settings, examines the files, and
 stores the schema with them (`dataset/store_schema.py`). Spark itself writes the files, wherever the user's code says.
 Cases:
 
-- success: the schema is stored, and the marker of an earlier failure goes;
-- the block raises, or what was written does not fit the schema, and files were added or removed: the folder is marked,
-  whatever Spark's `_SUCCESS` says (it may be an earlier job's, or the block's work was not over), and the marker lists
-  the files that were there before;
-- the block raises, and the files are as they were: nothing is marked;
-- the driver is killed: a note beside the folder, there from the beginning of the block to its end, does the same;
-- a later block succeeds while files of the failed one are still there: it is refused, and the marker stays.
+- success: the schema is stored, and the marker of an earlier failure is removed;
+- the block raises, or what was written does not match the schema, and files were added or removed: the folder is
+  marked, whatever Spark's `_SUCCESS` says (it may be that of an earlier job, or the block was not finished), and the
+  marker lists the files that were there before;
+- the block raises, and the files are unchanged: nothing is marked;
+- the driver is killed: a note beside the folder, which exists during the block, does the same;
+- a later block succeeds while files of the failed one still exist: it is refused, and the marker stays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AGAIN = "run the Spark job again with mode('overwrite'), in materialize_dataset
 
 
 class PetastormMetadataGenerationError(PenstockError):
-    """Metadata could not be made for a dataset."""
+    """The metadata of a dataset could not be generated."""
 
 
 @contextmanager
@@ -105,10 +105,10 @@ def _checked_size(schema: Any, row_group_size_mb: float | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What a folder held when a block began."""
+    """The content of a folder when a block began."""
 
     files: Mapping[str, tuple[int, int]] | None
-    """Relative names, with sizes and times; None: the folder could not be asked."""
+    """Relative names, with sizes and times; None: the folder could not be listed."""
     failed: bool = False
     """Whether an earlier job has failed there, and left its marker."""
     good: frozenset[str] = frozenset()
@@ -116,7 +116,7 @@ class _Before:
 
     @property
     def kept(self) -> Collection[str] | None:
-        """Names of the files that belong to a whole dataset; None: nobody knows."""
+        """Names of the files that belong to a complete dataset; None: unknown."""
         return self.good if self.failed else self.files
 
 
@@ -129,26 +129,28 @@ class _Target:
 
     @property
     def filesystem(self) -> Any:
-        """A filesystem that the user wants used, or None."""
+        """A filesystem given by the user, or None."""
         return None if self.factory is None else self.factory()
 
     def _place(self) -> tuple[Any, str]:
         return resolve(self.url, storage_options=None, filesystem=self.filesystem)
 
     def begin(self) -> _Before:
-        """Return what the folder holds, and note it beside the folder; never fails: the block may make it reachable."""
+        """Return the content of the folder, and note it beside the folder; never fails: the block may create the
+        folder.
+        """
         before = _Before(None)
         with suppress(*FILESYSTEM_ERRORS):
             fs, path = self._place()
             before = _before(fs, path)
             note = {"cure": self._cure(before), "before": sorted(before.kept or ()), "process": this_process()}
-            if can_rename(fs):  # a store needs no folders, and may refuse to make them
+            if can_rename(fs):  # a store needs no folders, and may refuse to create them
                 fs.create_dir(posixpath.dirname(path), recursive=True)
             put_json(fs, note_path(path), note)
         return before
 
     def end(self) -> None:
-        """Say that the block is over."""
+        """Remove the note: the block has ended."""
         with suppress(*FILESYSTEM_ERRORS):
             fs, path = self._place()
             remove(fs, note_path(path))
@@ -161,17 +163,17 @@ class _Target:
 
         Spark's usual committer leaves nothing of a failed job; others, and several jobs in one block, may.
         """
-        with suppress(*FILESYSTEM_ERRORS):  # what made the block fail is the error to be seen
+        with suppress(*FILESYSTEM_ERRORS):  # the error of the block is the one to raise
             fs, path = self._place()
             files = _data_files(fs, path)
             if not files or files == before.files:
                 return
-            # Discarding removes what is not listed: where nobody knows, all that is there is.
+            # Discarding removes what is not listed: if nothing is known, list everything.
             kept = files if before.kept is None else before.kept
             put_json(fs, posixpath.join(path, MARKER), {"cure": self._cure(before), "before": sorted(kept)})
 
     def finish(self, schema: Unischema, before: _Before, *, summary: bool) -> None:
-        """Store the schema with the files that are there."""
+        """Store the schema with the existing files."""
         fs, path = self._place()
         left = self._left_by_failed(fs, path, before)
         if left:
@@ -188,7 +190,7 @@ class _Target:
                 source.facts.unischema.fields.values(), source.facts.arrow_schema.types
             )  # refuses what no reader takes
         except SchemaError as error:
-            reason = str(error).rpartition("; ")[0] or str(error)  # the rest is for those who read
+            reason = str(error).rpartition("; ")[0] or str(error)  # the rest is for readers
             raise SchemaError(
                 f"what was written to {self.url} does not fit the schema: {reason}; write the "
                 f"columns of schema.as_spark_schema(), with the rows of dict_to_spark_row, and {_AGAIN}"
@@ -207,7 +209,7 @@ class _Target:
         store_schema(source, schema, summary=summary)
 
     def _left_by_failed(self, fs: Any, path: str, before: _Before) -> list[str]:
-        """Return files that a job has left which failed before this block, and which the block has not replaced."""
+        """Return files of a job that failed before this block, and which the block has not replaced."""
         if not before.failed or not before.files:
             return []
         return sorted(_data_files(fs, path).keys() & (before.files.keys() - before.good))
@@ -220,7 +222,7 @@ def _before(fs: Any, path: str) -> _Before:
 
 
 def _data_files(fs: Any, path: str) -> dict[str, tuple[int, int]]:
-    """Return the relative names of the files in a folder, with sizes and times; none where there is no folder."""
+    """Return the relative names of the files in a folder, with sizes and times; {} if there is no folder."""
     found = fs.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
     named = {info.path[len(path) :].lstrip("/"): info for info in found if info.type == FileType.File}
     return {name: (info.size, info.mtime_ns) for name, info in named.items() if not is_hidden(name)}

@@ -1,7 +1,7 @@
-"""The rows of a dataset as an RDD: row groups are dealt out to Spark's tasks, which read and decode them themselves.
+"""The rows of a dataset as an RDD: row groups are distributed to Spark's tasks, which read and decode them.
 
-For code that goes on in Spark with decoded values. Takes the dataset as the driver sees it and gives the rows that a
-reader gives, in the same order. Spark reads no Parquet here; its machines need Penstock and the dataset at this URL.
+For code that continues in Spark with decoded values. Takes the dataset as the driver sees it and gives the rows of a
+reader, in the same order. Spark reads no Parquet here; its machines need Penstock and the dataset at this URL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.source import Source
 
 MOST_TASKS = 2000
-"""Spark's driver schedules so many tasks without trouble."""
+"""Spark's driver schedules this many tasks without trouble."""
 BATCH_ROWS = 256
 """Rows that a task decodes at a time."""
 
@@ -79,7 +79,7 @@ def _view(schema: Unischema, schema_fields: Iterable[Any] | None) -> Unischema:
 
 @dataclass(frozen=True, slots=True)
 class _ReadTask:
-    """What Spark runs for some row groups (relative path, number in the file, rows). Pickles."""
+    """What Spark runs for some row groups (relative path, index in the file, rows). Pickles."""
 
     url: str
     storage_options: Mapping[str, Any] | None

@@ -1,8 +1,8 @@
 """Rows that a transform makes on an executor, as Arrow batches in storage form.
 
-One thread in one process, as Spark gives it: no queue and no pool. Cells are made when a row is taken, so that its
-arrays may be used again; arrays of one shape are copied once, into the memory that Parquet is written from; numbers
-become columns all at once. What a value may be is said in `write/cells.py`, which also words the errors.
+Runs in one thread of one process, as Spark does: no queue and no pool. A row is encoded when it is taken, so its arrays
+may be reused; arrays of one shape are copied once, into the memory that Parquet is written from; numbers become columns
+all at once. `write/cells.py` says what a value may be, and has the error messages.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from penstock.write.layout import StorageLayout
 
 _ROW_BYTES = 64
-"""Numbers of a row, about, where batches are cut by bytes."""
+"""Approximate bytes of the numbers of a row, for cutting batches by bytes."""
 
 
 def encoded_rows(rows: Iterable[Any], layout: StorageLayout, first: int) -> Iterator[pa.RecordBatch]:
-    """Encode rows, dicts of the schema's values, and give them in batches of about `BATCH_BYTES`, in order.
+    """Encode rows, dicts of the schema's values, and yield batches of about `BATCH_BYTES`, in order.
 
     Raises:
-        SchemaError: A row does not fit the schema; names the row, the field, what is wanted and what came.
+        SchemaError: A row does not match the schema; names the row, the field, what is expected and what was given.
     """
     names = layout.unischema.fields.keys()
     numbers, columns = _numbers(layout), _columns(layout)
@@ -63,7 +63,7 @@ class _Column(Protocol):
         """Take the value of row `index`; return the bytes of its cell."""
 
     def finish(self, first: int) -> pa.Array:
-        """Return all values as a column; `first` is the number of the first row."""
+        """Return all values as a column; `first` is the index of the first row."""
 
 
 def _columns(layout: StorageLayout) -> dict[str, _Column]:
@@ -90,7 +90,7 @@ def _numbers(layout: StorageLayout) -> _Numbers:
 
 
 def _payload_bytes(field: UnischemaField) -> int:
-    """Return the bytes of an array of this field; 0 where they are not known, or there are none."""
+    """Return the bytes of an array of this field; 0 if they are unknown."""
     kind = field.numpy_dtype
     plain = isinstance(kind, type) and issubclass(kind, np.number | np.bool_)
     return int(math.prod(n or 0 for n in field.shape)) * np.dtype(kind).itemsize if plain else 0
@@ -119,18 +119,18 @@ class _Cells:
 
 
 class _Numbers:
-    """All columns of numbers: Arrow checks and takes each at once; what it does not take the codec does, or refuses."""
+    """All columns of numbers: Arrow checks and converts each at once; the codec handles, or refuses, the rest."""
 
     def __init__(self, fields: Sequence[tuple[UnischemaField, pa.Field]]) -> None:
         self._fields = fields
         self._names = [field.name for field, _ in fields]
-        # One call for all of them; with a single name it would give the value itself.
+        # One call for all of them; with a single name it would return the value itself.
         self._take = itemgetter(*self._names) if len(fields) > 1 else None
         self._rows: list[Sequence[Any]] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take the numbers of a row; a missing one is a null."""
-        if self._take is not None and type(row) is dict:  # others may answer for what they do not have
+        """Take the numbers of a row; a missing one is null."""
+        if self._take is not None and type(row) is dict:  # other mappings may invent values for missing keys
             try:
                 self._rows.append(self._take(row))
             except KeyError:
@@ -140,7 +140,7 @@ class _Numbers:
         self._rows.append([row.get(name) for name in self._names])
 
     def finish(self, first: int) -> dict[str, pa.Array]:
-        """Return the columns by name; `first` is the number of the first row."""
+        """Return the columns by name; `first` is the index of the first row."""
         values = zip(*self._rows, strict=True)
         return {
             field.name: _number_column(field, stored, column, first)
@@ -166,7 +166,7 @@ def _number_column(field: UnischemaField, stored: pa.Field, values: Sequence[Any
 
 
 def _has_infinite(column: pa.Array) -> bool:
-    """Tell whether an infinite number is there, which a large one may have become."""
+    """Tell whether there is an infinite number, which a large one may have become."""
     if not pa.types.is_float32(column.type):
         return False
     import pyarrow.compute as pc
@@ -175,7 +175,7 @@ def _has_infinite(column: pa.Array) -> bool:
 
 
 class _Blocks:
-    """Arrays of one shape, laid one after the other as `.npy` cells: byte for byte what the codec gives."""
+    """Arrays of one shape, one after the other as `.npy` cells: byte for byte those of the codec."""
 
     def __init__(self, field: UnischemaField, stored: pa.Field) -> None:
         self._field, self._stored = field, stored
@@ -187,11 +187,11 @@ class _Blocks:
         self._block[:, : self._start] = np.frombuffer(header, np.uint8)
         self._num_rows = 0
         self._odd: dict[int, bytes | None] = {}
-        """Cells that are null, or have another header: of arrays in Fortran's order."""
+        """Cells that are null, or have another header: arrays in Fortran's order."""
 
     def add(self, value: Any, index: int) -> int:
         row = self._num_rows
-        if row == len(self._block):  # many rows of other columns' making
+        if row == len(self._block):  # many rows, because of other columns
             self._block = np.concatenate([self._block, self._block])
         plain = type(value) is np.ndarray and value.shape == self._shape and value.flags.c_contiguous
         if plain and value.dtype.type is self._kind and value.dtype.isnative:

@@ -1,8 +1,8 @@
-"""A Spark session as this package needs it: which kind it is, and Parquet settings that hold for one block.
+"""A Spark session as this package needs it: which kind it is, and Parquet settings for the time of a block.
 
 Stands between `materialize_dataset` and PySpark, classic (with a JVM in this process) or Connect (a server elsewhere,
-no RDDs, no Hadoop configuration). Also checks what it is handed, and writes names of columns as Spark takes them.
-Imports PySpark nowhere: it is handed a session.
+no RDDs, no Hadoop configuration). Also checks its arguments, and quotes column names for Spark. Never imports PySpark:
+it is passed a session.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 PAGE_SHARE = 8
-"""Parquet pages that are still open when a row group is measured take at most one part in so many of it."""
+"""Open Parquet pages take at most one part in this many of a row group when it is measured."""
 LEAST_PAGE_BYTES = 1 << 10
 MOST_PAGE_BYTES = 1 << 20
 """Parquet's own page size, which is right for large row groups."""
 CHECK_ROWS = 3
-"""Rows after which the writer first looks at the size of a row group; its default of 100 large images is too late."""
+"""Rows after which the writer first measures a row group; its default of 100 is too late for large images."""
 MOST_ROWS = 3
-"""Rows after which it looks again at the latest, since rows may grow; its default of 10,000 saves 8% of the time."""
+"""Most rows until it measures again, since rows may grow; its default of 10,000 saves 8% of the time."""
 
 
 _OF_SESSIONS = ("conf", "createDataFrame", "read", "sql")
 
 
 def is_connect(spark: Any) -> bool:
-    """Whether a session is a client of Spark Connect."""
+    """Tell whether a session is a client of Spark Connect."""
     return ".connect." in f"{type(spark).__module__}."
 
 
 def check_session(spark: Any) -> None:
-    """Raise PlanError unless this is a session of Spark, classic or Connect."""
+    """Raise PlanError unless this is a Spark session, classic or Connect."""
     if not all(hasattr(type(spark), name) for name in _OF_SESSIONS):
         more = ""
         if type(spark).__name__ == "SparkContext":
@@ -45,7 +45,7 @@ def check_session(spark: Any) -> None:
 
 
 def check_columns(df: Any) -> None:
-    """Raise SchemaError where two columns of a DataFrame have one name, or names that Spark takes for one."""
+    """Raise SchemaError if two columns of a DataFrame have the same name, or names that Spark considers the same."""
     seen: dict[str, list[str]] = {}
     for name in df.columns:
         others = seen.setdefault(name.lower(), [])
@@ -69,11 +69,11 @@ def quoted(name: str) -> str:
 
 
 def context_of(spark: Any, wanted_for: str) -> Any:
-    """Return the session's SparkContext.
+    """Return the SparkContext of a session.
 
     Raises:
         NotImplementedError: Spark Connect has none; names what to use.
-        PlanError: It is no session.
+        PlanError: It is not a session.
     """
     check_session(spark)
     if is_connect(spark):
@@ -85,14 +85,14 @@ def context_of(spark: Any, wanted_for: str) -> Any:
 
 
 def row_group_settings(row_group_bytes: int | None, num_columns: int) -> dict[str, int | str]:
-    """Return the settings by which Spark's Parquet writer makes row groups of so many bytes in the file.
+    """Return the settings with which Spark's Parquet writer makes row groups of this many bytes in the file.
 
-    The writer measures finished pages as they will be stored, open pages as they are in memory, and dictionaries not at
-    all. So pages and dictionaries are kept small against the row group, and it is measured from the third row on:
-    measured here, row groups come out within 6% of what was asked, where Petastorm's settings give up to 3 times it.
+    The writer measures finished pages as stored, open pages as they are in memory, and dictionaries not at all. So
+    pages and dictionaries are kept small compared to the row group, and it is measured from the third row on: row
+    groups come out within 6% of the given size, while Petastorm's settings give up to 3 times it.
     """
     settings: dict[str, int | str] = {
-        "parquet.summary.metadata.level": "NONE",  # `_metadata` is written afterwards, where it is wanted
+        "parquet.summary.metadata.level": "NONE",  # `_metadata` is written afterwards, if requested
         "parquet.block.size.row.check.min": CHECK_ROWS,
         "parquet.row-group.size.row.check.min": CHECK_ROWS,
         "parquet.page.size.row.check.min": CHECK_ROWS,
@@ -110,9 +110,10 @@ def row_group_settings(row_group_bytes: int | None, num_columns: int) -> dict[st
 
 @contextmanager
 def hadoop_settings(spark: Any, settings: Mapping[str, int | str]) -> Iterator[None]:
-    """Set Hadoop's configuration for a block, and put it back as it was, after an exception too.
+    """Set Hadoop's configuration for a block, and restore it afterwards, also after an exception.
 
-    What a session sets itself goes before Hadoop's, so a classic session gets both; on Connect only the former exists.
+    Settings of a session take precedence over Hadoop's, so a classic session gets both; on Connect only the former
+    exist.
     """
     undo: list[Callable[[], None]] = []
     try:
@@ -156,16 +157,16 @@ def _undo(store: Any, key: str) -> Callable[[], None]:
 
 @contextmanager
 def cancelled_on_error(spark: Any, tag: str) -> Iterator[None]:
-    """Cancel the jobs that a block has started, if it raises, Ctrl-C included; other jobs of the session go on.
+    """Cancel the jobs that a block has started if it raises, also on Ctrl-C; other jobs of the session continue.
 
-    Jobs are known by a tag, which sessions have since PySpark 3.5; before that they end by themselves.
+    Jobs are identified by a tag, which sessions have since PySpark 3.5; before that they end by themselves.
     """
     add, drop, cancel = _tagging(spark)
     add(tag)
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # the session may be gone, which may be why we are here
+        with suppress(Exception):  # the session may be gone, perhaps the reason for the error
             cancel(tag)
         raise
     finally:
@@ -174,7 +175,7 @@ def cancelled_on_error(spark: Any, tag: str) -> Iterator[None]:
 
 
 def _tagging(spark: Any) -> tuple[Callable[[str], Any], Callable[[str], Any], Callable[[str], Any]]:
-    """Return what adds a tag to the jobs of this thread, drops it, and cancels jobs that have it."""
+    """Return functions that add a tag to the jobs of this thread, drop it, and cancel jobs that have it."""
     holder, names = spark, ("addTag", "removeTag", "interruptTag")
     if not is_connect(spark):
         holder, names = spark.sparkContext, ("addJobTag", "removeJobTag", "cancelJobsWithTag")

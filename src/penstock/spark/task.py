@@ -2,9 +2,9 @@
 
 The driver sends a `WriteTask`, which pickles, and gets the names of finished files back. Cases:
 
-- Spark runs a task again, or twice at once: every attempt has names of its own, and the driver keeps one of them;
-- the job has failed, was stopped, or is over while an attempt still runs: the driver has shut the gate, so that the
-  attempt opens no further file and makes no folder, and removes what it has written;
+- Spark runs a task again, or twice at once: every attempt has its own file names, and the driver keeps one of them;
+- the job has failed, was stopped, or has ended while an attempt still runs: the driver has closed the gate, so the
+  attempt opens no further file, creates no folder, and removes what it has written;
 - a killed worker: the driver removes its files.
 """
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from penstock.write.layout import StorageLayout
 
 REPORT = "path string, num_rows long, num_row_groups long, num_bytes long"
-"""What a task gives back, as Spark writes it."""
+"""What a task returns, as a Spark schema."""
 _ROWS_AT_ONCE = 256
 """Rows that become Python values at a time, for a transform."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Says whether a job is still at work: a small file of the driver's that names its run."""
+    """Says whether a job is still running: a small file of the driver that names its run."""
 
     path: str
     run: str
@@ -54,7 +54,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where tasks write; what they need to get there."""
+    """Where tasks write, and how to reach it."""
 
     url: str
     storage_options: Mapping[str, Any] | None
@@ -73,10 +73,10 @@ class WriteTask:
     options: WriteOptions
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
     columns: tuple[str, ...] | None = None
-    """Names of the DataFrame's columns, in order, in place of those that the batches have."""
+    """Names of the columns of the DataFrame, in order, instead of those of the batches."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of a partition; give one batch that names the files, or none."""
+        """Write the rows of a partition; yield one batch that names the files, or none."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -84,7 +84,7 @@ class WriteTask:
         try:
             files = self._write(batches, partition, 0 if context is None else context.taskAttemptId())
         except (SchemaError, TransformError) as error:
-            # Spark shows the traceback of the error alone, without its causes: it must lead into the user's function.
+            # Spark shows the traceback without causes: it must lead into the user's function.
             told = type(error)(f"partition {partition} of the DataFrame, {error}")
             raise told.with_traceback(error.__traceback__) from error
         if files:
@@ -99,10 +99,18 @@ class WriteTask:
         def finished(_: int, files: Sequence[DoneFile]) -> None:
             for file in files:
                 sync_file(fs, posixpath.join(target.folder, file.path))
-            staged.check()  # an upload appears when it is closed, which may be after the driver has looked
+            staged.check()  # an upload appears when it is closed, perhaps after the driver has listed the files
             done.extend(files)
 
-        options = _task_options(self.options, f"{partition:06d}-{attempt:08d}-{target.gate.run}")
+        given, token = self.options, f"{partition:06d}-{attempt:08d}-{target.gate.run}"
+        options = _TaskOptions(
+            given.row_group_bytes,
+            given.rows_per_file,
+            given.partition_by,
+            given.overwrite,
+            given.compression,
+            token=token,
+        )
         writer = FileWriter((staged, target.folder), self.layout, options, finished)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="penstock-sync") as thread:
@@ -125,7 +133,7 @@ class WriteTask:
                 first += batch.num_rows
 
     def _stored(self, batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
-        """Give the rows of a batch in storage form."""
+        """Yield the rows of a batch in storage form."""
         if self.transform is not None:
             yield from encoded_rows(_made(self.transform, batch, first), self.layout, first)
             return
@@ -134,7 +142,7 @@ class WriteTask:
 
 
 class _EarlySync:
-    """Forces what a growing file has so far to disk, in a thread: then its end has less to wait for."""
+    """Forces a growing file to disk in a thread, so that closing it takes less time."""
 
     def __init__(self, fs: Any, thread: ThreadPoolExecutor) -> None:
         self._fs, self._thread = fs, thread
@@ -146,23 +154,23 @@ class _EarlySync:
 
 
 class _Staged:
-    """The filesystem as `FileWriter` uses it: opens files while the gate is open, and knows which ones it has."""
+    """The filesystem as `FileWriter` uses it: opens files while the gate is open, and remembers them."""
 
     def __init__(self, fs: Any, target: Target) -> None:
         self._fs, self._target = fs, target
         self._opened: list[str] = []
 
     def check(self) -> None:
-        """Raise DatasetIncomplete where nobody wants the files any more."""
+        """Raise DatasetIncomplete if the files are not wanted any more."""
         if not self._target.gate.is_open(self._fs):
             raise DatasetIncomplete(
                 f"{self._target.url}: the Spark job that writes it has ended or was stopped; this task stops, too"
             )
 
     def create_dir(self, path: str, *, recursive: bool) -> None:
-        """Make a folder below that of the files, never that one: what the driver has removed must not come back."""
+        """Create a folder below that of the files, never that one: what the driver has removed must not come back."""
         self.check()
-        if not can_rename(self._fs):  # a store: folders are nothing
+        if not can_rename(self._fs):  # a store has no folders
             self._fs.create_dir(path, recursive=recursive)
             return
         made = self._target.folder
@@ -185,20 +193,20 @@ class _Staged:
 
 @dataclass(frozen=True, slots=True)
 class _TaskOptions(WriteOptions):
-    """Options of one attempt at a partition, whose files have names that no other attempt has."""
+    """Options of one attempt at a partition, with file names that no other attempt has."""
 
     token: str = ""
 
     @property
     def prefix(self) -> str:
-        """Sorted by name, the files of a partition follow those of the one before."""
+        """Sorted by name, the files of a partition follow those of the previous one."""
         return f"part-{self.token}-"
 
 
 def _made(
     transform: Callable[[dict[str, Any]], Mapping[str, Any]], batch: pa.RecordBatch, first: int
 ) -> Iterator[Mapping[str, Any]]:
-    """Give what the user's function makes of each row; what it raises names the row."""
+    """Yield the result of the user's function for each row; its errors name the row."""
     index = first
     for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
         for row in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
@@ -210,17 +218,6 @@ def _made(
                 raise told.with_traceback(error.__traceback__) from error
             yield made
             index += 1
-
-
-def _task_options(options: WriteOptions, token: str) -> _TaskOptions:
-    return _TaskOptions(
-        options.row_group_bytes,
-        options.rows_per_file,
-        options.partition_by,
-        options.overwrite,
-        options.compression,
-        token=token,
-    )
 
 
 def _report(files: Sequence[DoneFile]) -> pa.RecordBatch:

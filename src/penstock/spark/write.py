@@ -1,15 +1,15 @@
 """`penstock.spark.write`: a DataFrame to a dataset, encoded and written by the executors themselves.
 
-Spark hands each partition to a Python worker as Arrow batches (`mapInArrow`); the worker encodes the cells and writes
-Parquet files with the stages of `penstock.write`; the driver learns their names and shows all of them at once. Rows
+Spark passes each partition to a Python worker as Arrow batches (`mapInArrow`); the worker encodes the cells and writes
+Parquet files with the stages of `penstock.write`; the driver gets their names and publishes all of them at once. Rows
 never go back to the JVM, and no RDD is used, so it works on Spark Connect too. Cases:
 
-- success: the dataset appears whole, files in the order of the partitions;
-- a task fails and Spark runs it again, or twice at once: every attempt has files of its own, those that did not end
-  well are removed;
-- the job fails, or Ctrl-C: the job is cancelled and everything is removed, the target is as it was; tasks that still
-  run find their gate shut (see `spark/task.py`) and bring nothing back;
-- the driver dies: the target is as it was; what was written stays in a hidden folder until `penstock.discard(url)`.
+- success: the dataset appears complete, files in the order of the partitions;
+- a task fails and Spark runs it again, or twice at once: every attempt has its own files, those of failed ones are
+  removed;
+- the job fails, or Ctrl-C: the job is cancelled and everything is removed, the target is unchanged; tasks that still
+  run find their gate closed (see `spark/task.py`);
+- the driver dies: the target is unchanged; what was written stays in a hidden folder until `penstock.discard(url)`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from penstock.write.target import WriteTarget
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_CURE = {"cure": "run the Spark job again (it begins anew)"}
+_CURE = {"cure": "run the Spark job again (it starts over)"}
 _CLEAR_S = 5.0
-"""How long what a failed job left is looked for: Spark needs some 4 seconds to end the Python workers of a dead job."""
+"""How long to look for files of a failed job: Spark needs some 4 seconds to end the Python workers of a dead job."""
 
 
 def write(  # noqa: PLR0913 - the public factory takes flat keywords
@@ -117,7 +117,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         journal.begin({**facts, **_CURE, "run": gate.run})
         target = Target(str(url), storage_options, filesystem, stage.data, gate)
         files = _run(df, WriteTask(target, layout, options, transform))
-        journal.begin({**facts, **_CURE})  # shuts the gate: an attempt that Spark no longer needs may still be at work
+        journal.begin({**facts, **_CURE})  # closes the gate: an attempt that Spark no longer needs may still be running
         stage.keep_only({file.path for file in files})
         files = write_metadata(stage, facts, files)
     except BaseException:
@@ -126,7 +126,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         raise
     try:
         stage.publish(overwrite=overwrite, files=files)
-    except DatasetExists:  # nothing was moved yet; after that the files are the target's, and must not be removed
+    except DatasetExists:  # nothing was moved yet; afterwards the files belong to the target
         _clear(stage, gate)
         raise
     finally:
@@ -136,7 +136,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
 
 
 def _check_frame(df: Any) -> None:
-    """Refuse what is no DataFrame of Spark, or has no end, or columns that cannot be told apart."""
+    """Refuse what is not a Spark DataFrame, or is streaming, or has ambiguous columns."""
     if not all(hasattr(df, name) for name in ("mapInArrow", "sparkSession", "columns")):
         raise TypeError(
             f"penstock.spark.write wants a Spark DataFrame; got {type(df).__module__}.{type(df).__name__}. "
@@ -148,7 +148,7 @@ def _check_frame(df: Any) -> None:
 
 
 def _check_columns(columns: Sequence[str], layout: StorageLayout) -> None:
-    """Refuse columns that the schema lacks, and fields that are missing and may not be null, before a job runs."""
+    """Refuse columns that are not in the schema, and missing fields that are not nullable, before a job runs."""
     refuse_names(columns, layout.unischema.fields)
     for name, field in layout.unischema.fields.items():
         if name not in columns:
@@ -156,9 +156,10 @@ def _check_columns(columns: Sequence[str], layout: StorageLayout) -> None:
 
 
 def _run(df: Any, task: WriteTask) -> list[DoneFile]:
-    """Run the job; return the files of the attempts that ended well, in order.
+    """Run the job; return the files of successful attempts, in order.
 
-    Spark takes a dot in a column's name for a struct: so columns go to the task by number, and it knows their names.
+    Spark takes a dot in the name of a column for a struct: so columns are passed to the task by number, and it knows
+    their names.
     """
     numbered = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
     task = replace(task, columns=tuple(df.columns))
@@ -192,8 +193,8 @@ def _parquet_files(stage: StagedDataset) -> list[str]:
 def _clear(stage: StagedDataset, gate: Gate) -> None:
     """Remove everything that a failed job wrote, and what its last tasks may still add.
 
-    With the gate gone a local task can add nothing but the file that it was just opening. Elsewhere a file may appear
-    once it is closed: it is looked for until Spark has ended all tasks.
+    When the gate is gone, a local task can only add the file that it was just opening. Elsewhere a file may appear when
+    it is closed: it is looked for until Spark has ended all tasks.
     """
     remove(stage.fs, gate.path)
     end = time.monotonic() + _CLEAR_S
@@ -208,7 +209,7 @@ def _is_gone(stage: StagedDataset) -> bool:
 
 
 def _remove_run(stage: StagedDataset, run: str) -> None:
-    """Remove what is left of one run; in a target that is written itself, no file of anybody else's."""
+    """Remove what is left of one run; in a target that is written directly, no file of another writer."""
     if stage.folder is not None:
         remove(stage.fs, stage.folder)
         return

@@ -1,21 +1,25 @@
 """A store gives the bytes that were asked for, of the file that was asked for, and says so when it cannot."""
 
+import contextlib
 import os
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, S3FileSystem
 
+import penstock
 from penstock import halt
 from penstock.errors import FileChanged, StoreUnavailable
+from penstock.storage import faults, to_arrow_filesystem
 from penstock.storage import store as store_module
-from penstock.storage import to_arrow_filesystem
 from penstock.storage.store import FileSystemStore, has_file
-from penstock.testing import FaultyFileSystem, RecordingFileSystem
+from penstock.testing import FaultyFileSystem, RecordingFileSystem, TransientFaults
 
 
 @pytest.mark.parametrize("make", [LocalFileSystem, RecordingFileSystem], ids=["local", "wrapped"])
@@ -168,3 +172,91 @@ def test_messages_name_the_url():
     assert FileSystemStore(to_arrow_filesystem(fsspec.filesystem("memory"))).url("/a/b") == "memory:///a/b"
     s3 = S3FileSystem(anonymous=True, region="us-east-1")
     assert FileSystemStore(s3).url("bucket/key") == "s3://bucket/key"
+
+
+class TestWriting:
+    @pytest.fixture(params=["local", "wrapped", "fsspec"])
+    def target(self, request, tmp_path):
+        fs = {
+            "local": LocalFileSystem,
+            "wrapped": RecordingFileSystem,
+            "fsspec": lambda: to_arrow_filesystem(fsspec.filesystem("memory")),
+        }
+        return FileSystemStore(fs[request.param]()), tmp_path.as_posix()
+
+    def test_files_are_written_listed_and_deleted(self, target):
+        store, folder = target
+        store.fs.create_dir(f"{folder}/b", recursive=True)
+        store.write(f"{folder}/a", b"old")
+        store.write(f"{folder}/a", b"newer")
+        with store.open_output(f"{folder}/b/_c") as sink:
+            sink.write(b"12")
+            sink.write(b"3")
+        assert store.can_list
+        assert store.list_files(folder) == [("a", 5), ("b/_c", 3)]
+        assert bytes(store.read_ranges(f"{folder}/a", [(0, 5)])[0]) == b"newer"
+        for _ in range(2):
+            store.delete(f"{folder}/a")
+        assert store.list_files(folder) == [("b/_c", 3)]
+
+    def test_a_file_is_created_once(self, target):
+        store, folder = target
+        store.fs.create_dir(folder, recursive=True)
+        try:
+            found = [store.create(f"{folder}/claim", one) for one in (b"one", b"two")]
+        except NotImplementedError:
+            assert not has_file(store, f"{folder}/claim")
+        else:
+            assert found == [True, False]
+            assert store.read_tail(f"{folder}/claim", 9).data == b"one"
+
+    def test_only_one_of_many_creates_a_local_file(self, tmp_path):
+        store, path = FileSystemStore(LocalFileSystem()), str(tmp_path / "claim")
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda number: store.create(path, b"%d" % number), range(32)))
+        assert sum(found) == 1
+
+    def test_a_file_is_written_again_after_faults(self, tmp_path, pauses):
+        fault = TransientFaults(0.5, seed=4)
+        store = FileSystemStore(FaultyFileSystem(fault=fault))
+        for number in range(10):
+            store.write(str(tmp_path / f"{number}"), b"data")
+        assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"data"] * 10
+        for number in range(10):
+            store.delete(str(tmp_path / f"{number}"))
+        assert not list(tmp_path.iterdir())
+        assert fault.num_raised == len(pauses) > 0
+
+
+def test_web_servers_have_no_listings():
+    class Web(fsspec.get_filesystem_class("memory")):
+        protocol = ("http", "https")
+
+    assert not FileSystemStore(to_arrow_filesystem(Web())).can_list
+
+
+def test_reading_local_files_waits_for_descriptors(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    penstock.write({"id": np.arange(100)}, tmp_path / "d")
+    ds = penstock.open(tmp_path / "d", on_error="skip")
+    hogs = []
+
+    def free(_seconds):
+        while hogs:
+            os.close(hogs.pop())
+        return False
+
+    monkeypatch.setattr(faults, "pause", free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ds.loader(batch_size=100, on_error="skip", pool="serial") as loader:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 256), limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    hogs.append(os.open(tmp_path, os.O_RDONLY))
+            [batch] = loader
+        finally:
+            free(0)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert loader.skipped == []
+    assert batch["id"].tolist() == list(range(100))

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
+from penstock.storage.store import FileSystemStore
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -59,8 +61,7 @@ def put(fs: FileSystem, path: str, data: bytes | pa.Buffer, *, sync: bool = Fals
     """
     made = temporary_name(path) if can_rename(fs) else path
     try:
-        with fs.open_output_stream(made) as sink:
-            sink.write(data)
+        FileSystemStore(fs).write(made, data)
         if sync:
             sync_file(fs, made)
         if made != path:
@@ -252,6 +253,6 @@ def remove(fs: FileSystem, path: str) -> None:
         if isinstance(fs, LocalFileSystem) and os.path.islink(path):
             os.unlink(path)
         elif kind == FileType.File:
-            fs.delete_file(path)
+            FileSystemStore(fs).delete(path)
         elif kind == FileType.Directory:
             fs.delete_dir(path)

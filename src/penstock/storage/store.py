@@ -10,7 +10,9 @@ All methods may be called from several threads. Their errors are of three kinds:
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import inspect
 import itertools
 import os
 import stat
@@ -24,7 +26,7 @@ from pyarrow.fs import FileType, LocalFileSystem
 from penstock.errors import FileChanged
 from penstock.halt import inherited
 from penstock.storage.faults import attempt, fault_of
-from penstock.storage.filesystem import url_of
+from penstock.storage.filesystem import url_of, walk
 from penstock.storage.ranges import coalesce
 
 if TYPE_CHECKING:
@@ -84,6 +86,17 @@ class Store(Protocol):
     def url(self, path: str) -> str:
         """Return the URL of a path, for messages."""
 
+    @property
+    def can_list(self) -> bool:
+        """Whether folders can be listed; web servers cannot."""
+
+    def list_files(self, path: str) -> list[tuple[str, int | None]]:
+        """Return (relative path, size) of all files below a folder, hidden ones included, in the order of `walk`.
+
+        Raises:
+            DatasetNotFound: there is no such folder.
+        """
+
     def stat(self, path: str) -> Stat:
         """Return size and version of a file; FileNotFoundError where there is none. Costs one request."""
 
@@ -106,6 +119,27 @@ class Store(Protocol):
     def native_file(self, path: str) -> NativeFile | None:
         """Open a file for reading by pyarrow itself where that is faster, as on local disks; None where it is not."""
 
+    def open_output(self, path: str) -> NativeFile:
+        """Open a file for writing, replacing one that is there; on object stores it appears when it is closed.
+
+        What was written is not sent again after a fault: `write` does that, for files that fit into memory.
+        """
+
+    def write(self, path: str, data: bytes | Buffer) -> None:
+        """Write a whole file, replacing one that is there. Repeated after a fault."""
+
+    def create(self, path: str, data: bytes | Buffer) -> bool:
+        """Write a file only if there is none at the path; return whether this call has written it.
+
+        Of several processes that create the same file at once, one gets True.
+
+        Raises:
+            NotImplementedError: the filesystem has no such operation.
+        """
+
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is not there is no error."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileSystemStore:
@@ -120,6 +154,49 @@ class FileSystemStore:
     def stat(self, path: str) -> Stat:
         """See `Store`."""
         return self._request(path, lambda: self._stat(path))
+
+    @property
+    def can_list(self) -> bool:
+        """See `Store`."""
+        protocol = getattr(self._fsspec, "protocol", ())
+        return not {"http", "https"} & ({protocol} if isinstance(protocol, str) else set(protocol))
+
+    def list_files(self, path: str) -> list[tuple[str, int | None]]:
+        """See `Store`."""
+        return walk(self.fs, path)
+
+    def open_output(self, path: str) -> NativeFile:
+        """See `Store`."""
+        return self._request(path, lambda: self.fs.open_output_stream(path))
+
+    def write(self, path: str, data: bytes | Buffer) -> None:
+        """See `Store`."""
+
+        def write() -> None:
+            with self.fs.open_output_stream(path) as sink:
+                sink.write(data)
+
+        self._request(path, write)
+
+    def create(self, path: str, data: bytes | Buffer) -> bool:
+        """See `Store`; on local disks and with fsspec's clients that have conditional writes."""
+        try:
+            if self._is_local:
+                with attempt(lambda: open(path, "xb"), path) as sink:
+                    sink.write(data)
+            elif self._fsspec is not None and "mode" in inspect.signature(self._fsspec.pipe_file).parameters:
+                # Not repeated: after a lost answer the file would be taken for another process's.
+                self._fsspec.pipe_file(path, bytes(data), mode="create")
+            else:
+                raise NotImplementedError(f"{self.fs.type_name} has no operation that only creates a file")
+        except FileExistsError:
+            return False
+        return True
+
+    def delete(self, path: str) -> None:
+        """See `Store`."""
+        with contextlib.suppress(FileNotFoundError):
+            self._request(path, lambda: self.fs.delete_file(path))
 
     def native_file(self, path: str) -> NativeFile | None:
         """See `Store`; a file on local disks."""

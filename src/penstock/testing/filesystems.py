@@ -245,6 +245,14 @@ class _Faulty(_Passing):
         self._request(selector.base_dir)
         return super().get_file_info_selector(selector)
 
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        self._request(path)
+        return super().open_output_stream(path, metadata)
+
+    def delete_file(self, path: str) -> None:
+        self._request(path)
+        super().delete_file(path)
+
 
 class ServerError(Exception):
     """An answer of a store with an HTTP status, as clients of stores raise it; `status` is 503 unless given."""
@@ -280,7 +288,7 @@ class TransientFaults:
 
 
 class FaultyFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no types
-    """A filesystem whose requests (openings, reads, looks and listings) may fail.
+    """A filesystem whose requests (openings, reads, looks, listings, deletions) may fail.
 
     `fault` is called with the path before each request, by any thread, and returns the error to raise, or None.
 

@@ -219,7 +219,7 @@ def test_dates_without_a_codec_stay_dates():
 def test_a_number_that_its_dtype_does_not_hold_is_refused_without_a_codec_too(kind, number):
     schema = Unischema("S", [UnischemaField("n", kind, (), None, False)])
     assert encode_row(schema, {"n": kind(100)}) == {"n": 100}
-    with pytest.raises(SchemaError, match=rf"'n': {number} is no np\.{kind.__name__}"):
+    with pytest.raises(SchemaError, match=rf"'n': {number} does not fit np\.{kind.__name__}"):
         encode_row(schema, {"n": number})
 
 

@@ -120,7 +120,7 @@ def _scalars(array: pa.Array) -> list[Any]:
 
 
 def _flags(valid: NDArray[np.bool_] | None) -> Any:
-    """Return validity to zip with: for ever True where there are no nulls."""
+    """Return validity to zip with; an endless iterator of True if there are no nulls."""
     return repeat(True) if valid is None else valid.tolist()
 
 

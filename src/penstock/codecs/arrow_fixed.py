@@ -1,9 +1,9 @@
 """Stacked columns: Arrow arrays of numbers, times and fixed-size lists as one NumPy array of shape (rows, *shape).
 
-Takes an array and the `Fixed` that the schema decided; gives values and validity. Plain numbers without nulls are a
-view of Arrow's memory for two microseconds a column; everything else is built by whole-array operations. Where the
-schema asks for another dtype than the stored one, values are converted, and one that does not fit is an error, never
-a wrap. Knows no column names: errors carry the row.
+Takes an array and the `Fixed` chosen by the schema; returns values and validity. Plain numbers without nulls are a
+view of Arrow's memory for two microseconds a column; everything else is built by whole-array operations. If
+the schema asks for another dtype than the stored one, values are converted; one that does not fit is an error and never
+wraps around. Knows no column names: errors carry the row.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _dictionary(array: pa.Array, kind: Fixed) -> Stacked:
         return _null(array, kind)
     try:
         values, inner = _stored(array.dictionary, kind)
-    except CellError:  # text that is no number: by row, to name the row, and because it may be used by none
+    except CellError:  # text that is not a number: convert by row, to name the row; unused entries may be anything
         return _stored(decoded(array), kind)
     rows, valid = _number(array.indices, kind)
     if inner is not None:

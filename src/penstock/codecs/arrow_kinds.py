@@ -1,8 +1,8 @@
 """What each Arrow type becomes in NumPy: the table of docs/types.md as code.
 
-Takes Arrow types, gives kinds: `Fixed` for columns that are stacked, `Objects` for columns of Python values. Looked at
-once for each column, when a dataset is opened or a loader is built; `arrow` then turns memory into values by these
-kinds. Reads no data, and refuses at once what has no row in the table.
+Takes Arrow types, returns kinds: `Fixed` for stacked columns, `Objects` for columns of Python values. Used once per
+column, when a dataset is opened or a loader is built; `arrow` then converts memory by these kinds. Reads no data;
+raises for types without a row in the table.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _target(numpy_dtype: Any, name: str) -> np.dtype[Any] | type | None:
     try:
         dtype = np.dtype(numpy_dtype)
     except TypeError as error:
-        raise SchemaError(f"column {name!r}: numpy_dtype {numpy_dtype!r} is no NumPy type, nor Decimal") from error
+        raise SchemaError(f"column {name!r}: numpy_dtype {numpy_dtype!r} is not a NumPy type or Decimal") from error
     python: dict[str, type | None] = {"U": str, "S": bytes, "O": None}
     return python[dtype.kind] if dtype.kind in python else dtype.newbyteorder("=")
 

@@ -1,8 +1,8 @@
 """Arrow's buffers as NumPy arrays: validity, offsets, bytes, and the text, bytes and decimals cut out of them.
 
 The lowest layer under `arrow_fixed` and `arrow`: every function takes one Arrow array, honours its offset, and copies
-only where it says so. Buffers may be absent (Arrow leaves them out where nothing is in them) and offsets are 32 or 64
-bits wide; nobody above has to know. Never goes through `to_numpy`, which imports pandas where it is installed.
+only where it says so. Buffers may be absent (Arrow omits empty ones) and offsets are 32 or 64 bits
+wide; callers need not know. Never goes through `to_numpy`, which imports pandas where it is installed.
 """
 
 from __future__ import annotations

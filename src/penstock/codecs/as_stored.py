@@ -1,7 +1,7 @@
-"""Cells as they are stored, for whoever decodes them elsewhere: on a GPU, say.
+"""Cells as they are stored, for code that decodes them elsewhere, for instance on a GPU.
 
-Stands in the place of a column's codec; a batch then holds each cell's bytes as a one-dimensional array. All cells of a
-batch lie end to end in one block of memory that is the batch's own. Not registered: no dataset is stored with it.
+Replaces a column's codec; a batch then holds each cell's bytes as a one-dimensional array. All cells of a batch lie end
+to end in one block of memory owned by the batch. Not registered: no dataset is stored with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AsStored(Codec):
-    """Gives the bytes of cells."""
+    """Returns the bytes of cells."""
 
     def encode(self, unischema_field: Any, value: Any) -> bytes:  # noqa: ARG002 - a codec's signature
         """Return the bytes."""

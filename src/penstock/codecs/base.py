@@ -310,7 +310,7 @@ def column_dtype(field: FieldLike) -> np.dtype[Any] | None:
 def misfit(field: FieldLike, value: Any) -> str | None:
     """Return what is wrong with the dtype or shape of a decoded array, None where it fits the field."""
     kind = field.numpy_dtype
-    if value.dtype.type is kind and value.shape == field.shape:  # nearly always, and asked for every cell
+    if value.dtype.type is kind and value.shape == field.shape:  # nearly always true, and evaluated for every cell
         return None
     if isinstance(kind, type) and issubclass(kind, np.generic) and value.dtype.type is not kind:
         return (

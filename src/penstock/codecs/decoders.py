@@ -1,4 +1,4 @@
-"""Image libraries: which are there, and one image to pixels and back with each.
+"""Image libraries: which are installed, and one image to pixels and back with each.
 
 `pick` is the one place that chooses: simplejpeg for JPEG and imagecodecs for PNG (the fastest measured), then OpenCV,
 then Pillow, each imported when first wanted. All give the pixels of OpenCV's accurate decode: RGB, C-contiguous, grey
@@ -46,7 +46,7 @@ def pick(image_format: str) -> Iterator[str]:
 
 
 def best(image_format: str) -> str | None:
-    """Return the first that `pick` gives, None where there is none; asked for every image, so without a generator."""
+    """Return the first library that can; None if none can. Called for every image, so without a generator."""
     for name in _ORDER.get(image_format, _OTHERS):
         if library(name) is not None:
             return name
@@ -63,7 +63,7 @@ def image_format(name: str) -> str:
 def decode_image(cell: bytes) -> NDArray[Any]:
     """Return the pixels of any image that a library here can read; the file's own signature decides, not its name.
 
-    ValueError where the bytes are no image, are cut short, or have an alpha channel.
+    ValueError if the bytes are not an image, are truncated, or have an alpha channel.
     """
     found = JPEG if cell[:3] == _JPEG_MAGIC else PNG if cell[:8] == _PNG_MAGIC else ""
     reasons = []
@@ -107,7 +107,7 @@ def image_size(cell: bytes | memoryview) -> ImageSize | None:
     try:
         with pillow.open(BytesIO(cell)) as image:
             return _size(image.height, image.width, len(image.getbands()), 4)  # four bytes a pixel and channel at most
-    except Exception:  # noqa: BLE001 - also where there is no Pillow; decoding says what is wrong
+    except Exception:  # noqa: BLE001 - also without Pillow; decoding reports what is wrong
         return None
 
 
@@ -183,7 +183,7 @@ def _decode_simplejpeg(cell: bytes, _found: str) -> NDArray[Any]:
     except ValueError as exc:
         if "extraneous bytes" not in str(exc):
             raise _Damaged(f"damaged JPEG: {exc}") from exc
-        # Padding before a marker, common in photographs of the web: OpenCV reads those without a word.
+        # Padding before a marker, common in photographs of the web: OpenCV accepts those.
         pixels = simplejpeg.decode_jpeg(cell, "GRAY" if colour == "Gray" else "RGB", strict=False)
     return pixels[..., 0] if colour == "Gray" else pixels
 
@@ -244,7 +244,7 @@ def _open_pillow(cell: bytes) -> Any:
     pillow = library("PIL.Image")
     try:
         return pillow.open(BytesIO(cell))
-    except pillow.UnidentifiedImageError:  # its text names the address of our buffer, which tells nobody anything
+    except pillow.UnidentifiedImageError:  # its text only names the address of our buffer
         raise ValueError("Pillow cannot read it") from None
 
 

@@ -122,7 +122,7 @@ def _careful(field: FieldLike, cell: NDArray[np.uint8], index: int) -> NDArray[A
 
 
 def _fill_png(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
-    """Decode PNG cells; the library itself refuses a file whose channels or depth are not those of the row."""
+    """Decode PNG cells; the library refuses a file whose channels or depth differ from the row's."""
     decode, parts = decoders.library("imagecodecs").png_decode, cells.views()
     size = decoders.png_size_bytes(*out.shape[1:3])
     for i, p, a, b in cells.spans():

@@ -1,6 +1,6 @@
-"""Numbers in another dtype than their own: whether they are still the same.
+"""Check that numbers keep their values in another dtype.
 
-For faces that promise a dtype (an element spec, a TransformSpec) and must not wrap what does not fit it. NumPy's own
+For code that promises a dtype (an element spec, a TransformSpec) and must not wrap what does not fit it. NumPy's own
 `casting=` looks at dtypes only, not at values.
 """
 

@@ -1,6 +1,6 @@
 """The `.npy` format, read from memory: header bytes to dtype, order and shape, and payload to array.
 
-Both array codecs stand on this file. A header is parsed once for each distinct run of bytes, then remembered: cells of
+Used by both array codecs. A header is parsed once for each distinct run of bytes, then remembered: cells of
 a column nearly always share one. Object arrays (pickles) are refused. Damage of any kind is a ValueError. Writing is
 left to `numpy.save`.
 """
@@ -47,7 +47,7 @@ class Header:
 
 
 def header_bytes(cell: Any) -> bytes:
-    """Return the bytes before the payload of a cell (anything sliced to bytes); ValueError where it is no `.npy`."""
+    """Return the bytes before the payload of a cell (anything sliced to bytes); ValueError if it is not `.npy`."""
     start = bytes(cell[:12])
     if start[:6] != _MAGIC:
         raise ValueError(f"not an .npy cell: begins with {start[:6]!r}, wanted {_MAGIC!r}")

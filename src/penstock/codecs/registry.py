@@ -88,7 +88,7 @@ def register_codec(cls: _T) -> _T:
 
 
 def codec_to_json(codec: DataframeColumnCodec | None) -> dict[str, JSON] | None:
-    """Return what a dataset stores of a codec; CodecError where its class is not registered or its state is no JSON."""
+    """Return what a dataset stores of a codec; CodecError if its class is not registered or its state is not JSON."""
     if codec is None:
         return None
     if isinstance(codec, UnknownCodec):

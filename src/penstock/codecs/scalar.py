@@ -39,7 +39,7 @@ _STORED_AS = {
 }
 _DECIMAL_DIGITS = (38, 18)  # what Spark infers for a Decimal of no stated type
 NO_NUMBERS = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64, np.complexfloating)
-"""Types that Python or NumPy would turn into a number, and that are none."""
+"""Types that Python or NumPy would convert to a number although they are not numbers."""
 _INTEGERS = (int, np.integer)
 _FLOATS = (float, np.float32, np.float16)
 _EXACT = 2**53
@@ -163,7 +163,7 @@ class ScalarCodec(Codec):
 
 
 def spark_type_of(kind: Any, *, strict: bool = True) -> SparkType:
-    """Return the Spark type of an Arrow type or NumPy dtype; where there is none, binary or (strict) an error."""
+    """Return the Spark type of an Arrow type or NumPy dtype; if it has none, binary or (strict) an error."""
     import pyarrow as pa
 
     arrow = default_storage_type(kind, name="") if isinstance(kind, np.dtype) else kind
@@ -246,7 +246,7 @@ def _real(field: FieldLike, value: Any) -> float:
 
 
 def flag(field: FieldLike, value: Any) -> bool:
-    """Return True or False; ValueError for all but flags and the integers 0 and 1: other values are no flags."""
+    """Return True or False; ValueError for anything but booleans and the integers 0 and 1."""
     is_time = isinstance(value, NO_NUMBERS)  # of nanoseconds NumPy makes plain integers
     if not is_time and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # also of torch and JAX
         value = value.item()

@@ -1,4 +1,4 @@
-"""Times from one unit to another, the same with every NumPy.
+"""Convert times from one unit to another, the same with every NumPy version.
 
 A time that the other unit cannot hold becomes some other number before NumPy 2.5, and an OverflowError for the whole
 array since. In arrays it is never an error here: the caller may convert back and compare. Text is read exactly

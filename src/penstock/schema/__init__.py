@@ -1,6 +1,6 @@
 """Schemas: what the columns of a dataset hold, how that is stored, and how it maps to Arrow and Spark.
 
-Stands on `codecs`; datasets, engine and writers stand on it. Use `Unischema` and `UnischemaField` from `penstock`.
+Built on `codecs`; used by datasets, engine and writers. Use `Unischema` and `UnischemaField` from `penstock`.
 """
 
 from penstock.schema.unischema import Unischema, UnischemaField

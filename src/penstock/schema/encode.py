@@ -1,7 +1,7 @@
 """Encode rows by a schema: Python values to storable cells, for writers and for Spark.
 
-Codecs encode values; here nulls, missing and unknown fields are checked first. Imports pyspark only where a Spark row
-is asked for.
+Codecs encode values; here nulls, missing and unknown fields are checked first. Imports pyspark only when a Spark row
+is requested.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def insert_explicit_nulls(unischema: Unischema, row_dict: dict[str, Any]) -> None:
-    """Add None for every nullable field that the row lacks, in place; SchemaError where a field may not be null."""
+    """Add None for every nullable field that the row lacks, in place; SchemaError if a field may not be null."""
     for name, field in unischema.fields.items():
         if name not in row_dict:
             if not field.nullable:
@@ -57,7 +57,7 @@ def _encode(field: UnischemaField, value: Any) -> Any:
     cell = value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
     if type(cell) is int and not field.shape and not _holds(field.numpy_dtype, cell):
         kind = dtype_text(field.numpy_dtype)
-        raise SchemaError(f"field {field.name!r}: {cell} is no {kind}; give the field a wider dtype")
+        raise SchemaError(f"field {field.name!r}: {cell} does not fit {kind}; give the field a wider dtype")
     return cell
 
 

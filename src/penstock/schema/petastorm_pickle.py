@@ -110,7 +110,7 @@ def load_unischema(data: bytes) -> Unischema:
     """Rebuild the schema of Petastorm's pickle; MetadataError where it is damaged or asks for anything else."""
     made = _load(data, _SCHEMA_LIMITS)
     if not (isinstance(made, Made) and Name(made.module, made.name) == _UNISCHEMA and isinstance(made.state, dict)):
-        raise MetadataError(f"Petastorm's stored schema is no Unischema but {_kind(made)}")
+        raise MetadataError(f"Petastorm's stored schema is not a Unischema but {_kind(made)}")
     name, fields = made.state.get("_name"), made.state.get("_fields")
     if not isinstance(name, str) or not isinstance(fields, dict):
         raise MetadataError("Petastorm's stored schema is damaged: it has no name or no fields")
@@ -125,7 +125,7 @@ def load_index(data: bytes) -> dict[str, RowGroupIndex]:
     """Rebuild the row-group indexes of Petastorm's pickle by name; MetadataError as in `load_unischema`."""
     made = _load(data, _INDEX_LIMITS)
     if not isinstance(made, dict):
-        raise MetadataError(f"Petastorm's stored index is no dict but {_kind(made)}")
+        raise MetadataError(f"Petastorm's stored index is not a dict but {_kind(made)}")
     return {str(name): _index(indexer) for name, indexer in made.items()}
 
 
@@ -134,7 +134,7 @@ def _load(data: bytes, limits: PickleLimits) -> Any:
 
 
 def _resolve(module: str, name: str) -> Any:
-    """Look a name up in the allow-list; a name of nobody's stays a name (of a codec, perhaps)."""
+    """Look a name up in the allow-list; an unknown name stays a name, which may be that of a codec."""
     module = _ALIASES.get(module, module)
     for old in _OLD_PACKAGES:
         if module.startswith(old + "."):
@@ -158,7 +158,7 @@ def _call(what: Name, args: tuple[Any, ...]) -> Any:
 
 
 def _new(what: Name, args: tuple[Any, ...]) -> Any:
-    """Make an inert object of an allowed class, or of a class of nobody's, which may be a codec."""
+    """Make an inert object of an allowed class, or of an unknown class, which may be a codec."""
     if what == _FIELD:
         return _field_made(args)
     if args or (what in _ALLOWED and what not in _NEW):
@@ -178,7 +178,7 @@ def _reconstruct(cls: Any = None, base: Any = None, value: Any = None) -> Any:
 
 def _restore(name: Any = None, parts: Any = None, values: Any = None) -> Any:
     if name != "UnischemaField" or not isinstance(parts, tuple | list) or tuple(parts) != _FIELD_PARTS:
-        raise MetadataError("the dataset's metadata restores a tuple that is no UnischemaField")
+        raise MetadataError("the dataset's metadata restores a tuple that is not a UnischemaField")
     return _field_made(tuple(values) if isinstance(values, tuple | list) else ())
 
 
@@ -221,7 +221,7 @@ def _call_dtype(code: Any = None, *_: Any) -> Made:
 
 
 def _dtype(made: Any) -> np.dtype[Any] | None:
-    """Return the dtype that `numpy.dtype(code)` and its state describe; None where it is none of plain scalars."""
+    """Return the dtype that `numpy.dtype(code)` and its state describe; None if it is not one of plain scalars."""
     if not (isinstance(made, Made) and Name(made.module, made.name) == _DTYPE and len(made.args) == 1):
         return None
     code, state = made.args[0], made.state
@@ -249,7 +249,7 @@ def _decimal(text: Any = None) -> Decimal:
     try:
         return Decimal(text if isinstance(text, str) and len(text) < 100 else "not a number of a sensible length")
     except InvalidOperation:
-        raise MetadataError("damaged pickle: a Decimal that is no number") from None
+        raise MetadataError("damaged pickle: a Decimal that is not a number") from None
 
 
 _CALLS: dict[Name, Any] = {

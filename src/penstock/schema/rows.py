@@ -1,4 +1,4 @@
-"""The class of a dataset's rows: named tuples that go from process to process.
+"""The class of a dataset's rows: named tuples that can be pickled.
 
 Readers and Spark's tasks make their rows here, by the names of a schema. Knows names only, no values.
 """

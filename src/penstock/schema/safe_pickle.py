@@ -147,7 +147,7 @@ class SafeReader:
 
     def _named(self, module: Any, name: Any) -> Any:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise MetadataError("damaged pickle: a name that is no text")
+            raise MetadataError("damaged pickle: a name that is not text")
         if not _MODULE.fullmatch(module) or not name.isidentifier():
             raise MetadataError(f"the pickle names {module!r:.100} {name!r:.100}, which is not allowed")
         return self._resolve(module, name)

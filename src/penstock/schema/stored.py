@@ -84,7 +84,7 @@ def schema_from_json(text: str | bytes) -> Unischema:
 
 
 def find_schema(key_value_metadata: Mapping[bytes, bytes] | None, *, path: str) -> Unischema | None:
-    """Return the schema that a file's metadata holds: ours, else Petastorm's; None where there is none.
+    """Return the schema that a file's metadata holds: ours, else Petastorm's; None if there is none.
 
     Raises:
         MetadataError: the stored schema is damaged, or asks for what is not allowed; names `path`, the file.

@@ -1,7 +1,7 @@
 """`TransformSpec`: a user's function between reading and batching, and what it does to the schema.
 
-A value that both faces take; `engine/rowwise.py` carries it out. Here is only what can be said before the first row:
-which fields come out, of which dtype and shape.
+A value that both faces take; `engine/rowwise.py` applies it. This module holds what is known before the first row: the
+resulting fields with their dtypes and shapes.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from penstock.options import (
 from penstock.plan.grouping import RowGrouping
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
-from penstock.source import find_opener
+from penstock.source import find_opener, may_hold_nulls
 
 if TYPE_CHECKING:
     import os
@@ -171,6 +171,7 @@ class Dataset:
         self._ends: NDArray[np.int64] = np.cumsum(selection.counts)
         self._schema: Unischema | None = None
         self._columns = self._make_columns()  # refuses unsupported types now, not at the first batch
+        self._read_columns: tuple[Column, ...] | None = None
 
     def __reduce__(self) -> Any:
         # What was found travels, files and connections do not: another process lists nothing and filters nothing again.
@@ -431,6 +432,16 @@ class Dataset:
             )
         return table
 
+    def _columns_read(self) -> tuple[Column, ...]:
+        """Return the columns with how their nulls come, which needs the statistics of nullable ones."""
+        if self._read_columns is None:
+            stacked = [column.name for column in self._columns if column.form in ("fixed", "cells")]
+            nulls = may_hold_nulls(self._source, stacked)
+            self._read_columns = tuple(
+                replace(column, masked=True) if column.name in nulls else column for column in self._columns
+            )
+        return self._read_columns
+
     def _make_columns(self) -> tuple[Column, ...]:
         facts = self._source.facts
         fields, stored = facts.unischema.fields, facts.arrow_schema
@@ -449,7 +460,7 @@ class Dataset:
         source, selection = self._source, self._selection
         items = items or RowGrouping(selection.counts)
         return Facts(
-            source, selection, self._columns, items,
+            source, selection, self._columns_read(), items,
             selection.counts, source.facts.chunk_rows, source.row_bytes(), source.row_bytes(self._names),
             source.chunk_bytes(self._names),
             source.facts.fingerprint, items.digest(selection.digest()),
@@ -459,8 +470,8 @@ class Dataset:
         return Builder(
             source=self._source,
             selection=self._selection,
-            columns=self._columns,
-            stages=(Decode(self._columns, skip=False),),
+            columns=self._columns_read(),
+            stages=(Decode(self._columns_read(), skip=False),),
             pool=BlockPool(keep=0),
             stats=Stats(),
             limit_bytes=MEMORY_BYTES,
@@ -560,5 +571,5 @@ def _value(values: Any) -> Any:
     if one is np.ma.masked:
         return None
     if isinstance(one, np.ma.MaskedArray) and isinstance(values, np.ndarray):  # a list has None for its null rows
-        return None if one.mask.all() else one
+        return one.data if not np.ma.is_masked(one) else None if one.mask.all() else one
     return one

@@ -156,4 +156,4 @@ def test_a_summary_with_less_than_no_rows_is_not_used(tmp_path):
     (tmp_path / "_metadata").write_bytes(raw)
     assert pq.read_metadata(tmp_path / "_metadata").row_group(1).num_rows == -1001
     assert open_parquet(tmp_path).facts.chunk_rows.tolist() == [1000, 1000]
-    assert gather_facts(tmp_path, None, None).summary_rows == {}
+    assert gather_facts(tmp_path, None, None)[0].summary_rows == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,8 @@ from penstock import Unischema, UnischemaField
 from penstock.codecs import NdarrayCodec
 from penstock.errors import ColumnNotFound, PlanError, SchemaError
 from penstock.schema.arrow import flatten_structs
-from penstock.testing import ODD_FILES, assert_same, make_parquet, mixed
+from penstock.source import may_hold_nulls
+from penstock.testing import ODD_FILES, RecordingFileSystem, assert_same, make_parquet, mixed
 from tests.codecs.arrow_cases import CASES, same
 from tests.codecs.arrow_plain import plain_rows
 from tests.depth import depth
@@ -167,13 +169,6 @@ def test_nulls_are_masked_and_hold_the_fill(mixed_ds):
     assert isinstance(batch["ragged"], list)
     assert batch["ragged"][3] is None
     assert batch["ragged"][2].tolist() == [0, 1]
-
-
-def test_a_batch_without_nulls_is_not_masked(mixed_ds):
-    with mixed_ds.loader(batch_size=2) as loader:
-        kinds = [type(batch["small"]) for batch in loader]
-    assert kinds[0] is np.ndarray
-    assert kinds[1] is np.ma.MaskedArray
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -393,3 +388,62 @@ def test_a_list_of_nulls_is_a_list_also_by_index(tmp_path):
     pq.write_table(pa.table({"x": pa.array(lists, pa.list_(pa.int32()))}), tmp_path / "a.parquet")
     ds = penstock.open(tmp_path)
     assert [None if ds[i]["x"] is None else ds[i]["x"].tolist() for i in range(5)] == lists
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"pool": "process", "workers": 1}], ids=str)
+def test_a_column_has_one_type_in_every_batch(tmp_path, options):
+    """Masked where it is nullable and the footers do not prove that there is no null; the same in a single batch."""
+    schema = pa.schema([pa.field("never", pa.int64(), nullable=False), pa.field("none", pa.int64())])
+    schema = schema.append(pa.field("some", pa.float32())).append(pa.field("silent", pa.int16()))
+    for number in range(3):
+        some = [None if number == 2 and i == 4 else i for i in range(10)]
+        table = pa.table([range(10), range(10), some, range(10)], schema=schema)
+        pq.write_table(
+            table, tmp_path / f"{number}.parquet", row_group_size=5, write_statistics=["never", "none", "some"]
+        )
+    ds = penstock.open(tmp_path)
+    with ds.loader(batch_size=4, rank=0, world=1, **options) as loader:
+        batches = list(loader)
+    assert sum(np.ma.count_masked(batch["some"]) for batch in batches) == 1
+    for batch in [*batches, ds.take([0]), ds.head(1), ds[3:5], ds.where([("never", "<", 3)]).take([1])]:
+        assert [isinstance(batch[name], np.ma.MaskedArray) for name in schema.names] == [False, False, True, True]
+        assert batch["some"].mask.shape == batch["some"].shape
+    assert ds[0] == {"never": 0, "none": 0, "some": 0.0, "silent": 0}
+    assert ds[24]["some"] is None
+
+
+def test_the_type_of_a_column_is_known_for_any_number_of_files(tmp_path):
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "000.parquet")
+    for number in range(1, 300):
+        shutil.copy(tmp_path / "000.parquet", tmp_path / f"{number:03}.parquet")
+    assert type(penstock.open(tmp_path).take([0])["x"]) is np.ndarray
+    pq.write_table(pa.table({"x": [1, None]}), tmp_path / "299.parquet")
+    assert isinstance(penstock.open(tmp_path).take([0])["x"], np.ma.MaskedArray)
+
+
+def test_the_type_of_a_column_needs_no_footers_where_metadata_has_them(tmp_path):
+    collected = []
+    for number in range(12):
+        table = pa.table({"x": [1, None if number == 7 else 2], "y": [1, 2]})
+        pq.write_table(table, tmp_path / f"{number:02}.parquet", metadata_collector=collected)
+        collected[-1].set_file_path(f"{number:02}.parquet")
+    pq.write_metadata(table.schema, tmp_path / "_metadata", collected)
+    fs = RecordingFileSystem()
+    ds = penstock.open(tmp_path, filesystem=fs)
+    fs.reads.clear()
+    assert may_hold_nulls(ds.source, ["x", "y"]) == {"x"}
+    assert not fs.reads.paths
+
+
+def test_a_damaged_row_does_not_change_the_type_of_its_batch(tmp_path):
+    schema = Unischema("S", [UnischemaField("a", np.float32, (2,), NdarrayCodec(), False)])
+    penstock.write(({"a": np.full(2, i, np.float32)} for i in range(6)), tmp_path / "d", schema)
+    [path] = (tmp_path / "d").glob("*.parquet")
+    table = pq.read_table(path)
+    cells = table["a"].to_pylist()
+    cells[3] = b"damaged"
+    pq.write_table(table.set_column(0, "a", pa.array(cells, pa.binary())), path)
+    with penstock.open(tmp_path / "d").loader(batch_size=6, on_error="skip", rank=0, world=1) as loader:
+        [batch] = loader
+    assert batch["a"][:, 0].tolist() == [0, 1, 2, 4, 5]
+    assert type(batch["a"]) is np.ndarray

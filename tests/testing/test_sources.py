@@ -74,14 +74,9 @@ class CsvSource(MemorySource):
     def load(self, path: Path) -> pa.Table:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        kinds = {"id": int, "x": float, "maybe": int, "word": str}
-        columns = {
-            name: pa.array(
-                [kind(row[name]) if row[name] else None for row in rows], suite_table(0).schema.field(name).type
-            )
-            for name, kind in kinds.items()
-        }
-        return pa.table(columns)
+        kinds, schema = {"id": int, "x": float, "maybe": int, "word": str}, suite_table(0).schema
+        values = {name: [kind(row[name]) if row[name] else None for row in rows] for name, kind in kinds.items()}
+        return pa.table(values, schema)
 
     def locate(self, chunk, row=None):
         return Location(str(self.paths[chunk]), 0, "sheet 0", row)

@@ -41,16 +41,21 @@ if TYPE_CHECKING:
 __all__ = ["Bytes", "Fixed", "Objects", "cells_view", "column_kind", "fixed_view", "mask", "objects", "takeable"]
 
 
-def mask(values: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any] | np.ma.MaskedArray[Any, Any]:
-    """Return the values, as a MaskedArray exactly where some are null.
+def mask(
+    values: NDArray[Any], valid: NDArray[np.bool_] | None, *, always: bool = False
+) -> NDArray[Any] | np.ma.MaskedArray[Any, Any]:
+    """Return the values, as a MaskedArray if some are null, or in any case with `always`.
 
-    `valid` has the shape of the values or of their leading axes. The mask is a copy of the values' shape; the values
+    `valid` has the shape of the values or of their leading axes. The mask is an array of the values' shape; the values
     are not copied, and `fill_value` is what `fixed_view` put under the mask.
     """
     if valid is None or valid.all():
-        return values
-    hidden = np.empty(values.shape, np.bool_)
-    np.logical_not(valid.reshape(*valid.shape, *[1] * (values.ndim - valid.ndim)), out=hidden)
+        if not always:
+            return values
+        hidden = np.zeros(values.shape, np.bool_)
+    else:
+        hidden = np.empty(values.shape, np.bool_)
+        np.logical_not(valid.reshape(*valid.shape, *[1] * (values.ndim - valid.ndim)), out=hidden)
     return np.ma.MaskedArray(values, mask=hidden, fill_value=fill_value(values.dtype))
 
 

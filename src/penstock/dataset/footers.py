@@ -12,8 +12,9 @@ import threading
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -25,7 +26,9 @@ from penstock.storage.filesystem import is_utf8
 from penstock.storage.store import has_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from penstock.dataset.discover import DataFile
 
@@ -119,6 +122,13 @@ class Footer:
                 raise self.damaged(exc) from exc
         return self._chunks
 
+    def summary(self) -> FooterSummary:
+        """Return what is kept for every file; reads the column chunks, or takes them where they have been read."""
+        try:
+            return FooterSummary.of(self.chunks)
+        except BadFile:
+            return FooterSummary.of_bytes(self.raw)
+
     def damaged(self, wrong: object) -> BadFile:
         """Return the error for a footer that can be parsed and contradicts itself."""
         return BadFile(
@@ -127,34 +137,43 @@ class Footer:
             path=self.path,
         )
 
-    @property
-    def content(self) -> bytes:
-        """Digest of offsets, sizes and statistics of all column chunks: what `_metadata` knows about the file too."""
+
+class FooterSummary(NamedTuple):
+    """What all footers are looked at for: small enough to be kept for every file."""
+
+    content: bytes
+    """Digest of offsets, sizes and statistics of all column chunks. Changing how breaks resumed runs."""
+    paths: list[str]
+    """Of the leaves; none where the footer is damaged."""
+    nulls: NDArray[np.int64]
+    """Nulls and null elements of each row group and leaf: an array of shape (2, row groups, leaves)."""
+
+    @classmethod
+    def of(cls, chunks: ColumnChunks, groups: Sequence[int] | slice = slice(None)) -> FooterSummary:
+        """Return the summary of row groups: all of a footer, or those of one file in `_metadata`."""
+        digests = chunks.digests[groups] if isinstance(groups, slice) else [chunks.digests[group] for group in groups]
+        content = hashlib.blake2b(b"".join(digests), digest_size=16).digest()
+        nulls = np.stack([chunks.null_count[groups], chunks.null_elements()[groups]])
+        return cls(content, [leaf.path for leaf in chunks.leaves], nulls)
+
+    @classmethod
+    def of_bytes(cls, raw: bytes) -> FooterSummary:
+        """Return the summary of a footer; of a damaged one, whose error is raised by reading, a digest of its bytes."""
         try:
-            return content_of(self.chunks.digests)
-        except BadFile:  # to be met where it is read, not where a state is saved
-            return digest_of(self.raw)
-
-
-def digest_of(raw: bytes) -> bytes:
-    """Return the content of a file whose footer is damaged: a digest of its bytes."""
-    return hashlib.blake2b(raw, digest_size=16).digest()
-
-
-def content_of(digests: Iterable[bytes]) -> bytes:
-    """Return the content of a file, from the digests of its row groups. Changing how breaks resumed runs."""
-    return hashlib.blake2b(b"".join(digests), digest_size=16).digest()
+            return cls.of(ColumnChunks(raw))
+        except ThriftError:
+            return cls(hashlib.blake2b(raw, digest_size=16).digest(), [], np.empty((2, 0, 0), np.int64))
 
 
 class FooterCache:
     """The footers used last, up to a number of bytes; safe for threads."""
 
     def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
-        self.contents: dict[int, bytes] = {}
-        """`Footer.content` of files whose footers were not read because `_metadata` has it."""
+        self.summaries: dict[int, FooterSummary] = {}
+        """Of files whose footers were not read because `_metadata` has them."""
         self.packed: dict[int, bytes] = {}
-        """The bytes of footers that were dropped, compressed: a fortieth of what they took, and not to be fetched again
-        for their content, which only saving a state asks for."""
+        """The bytes of footers that were dropped, compressed: a fortieth of what they took, so that they need not be
+        fetched again for their summaries."""
         self._limit = limit_bytes
         self._used = 0
         self._kept: OrderedDict[int, Footer] = OrderedDict()
@@ -180,23 +199,17 @@ class FooterCache:
                 dropped.append(self._kept.popitem(last=False))
                 self._used -= footer_bytes(dropped[-1][1])
         for old, gone in dropped:
-            if old not in self.contents and old not in self.packed:
+            if old not in self.summaries and old not in self.packed:
                 self.packed[old] = zlib.compress(gone.raw, 1)
 
-    def content(self, file: int) -> bytes | None:
-        """Return `Footer.content` of a file; None if nothing is known about it."""
-        if file in self.contents:
-            return self.contents[file]
+    def summary(self, file: int) -> FooterSummary | None:
+        """Return the summary of a footer; None if it was never read. Costs 3 to 15 microseconds a column chunk."""
+        if file in self.summaries:
+            return self.summaries[file]
         footer = self.get(file)
-        if footer is not None:
-            return footer.content
-        if file not in self.packed:
+        if footer is None and file not in self.packed:
             return None
-        raw = zlib.decompress(self.packed[file])
-        try:
-            return content_of(ColumnChunks(raw).digests)
-        except ThriftError:  # as `Footer.content`
-            return digest_of(raw)
+        return FooterSummary.of_bytes(zlib.decompress(self.packed[file])) if footer is None else footer.summary()
 
 
 def footer_bytes(footer: Footer) -> int:

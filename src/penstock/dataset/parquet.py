@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from penstock.dataset.cached import CachedFiles
     from penstock.dataset.column_chunks import ColumnChunks
-    from penstock.dataset.footers import Footer, Seen
+    from penstock.dataset.footers import Footer, FooterSummary, Seen
     from penstock.options import OnError, Verify
     from penstock.schema.unischema import Unischema
     from penstock.source import Buffers, ByteRange, Source
@@ -120,9 +120,10 @@ class ParquetSource:
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels to another process: all facts. Footers, connections and what was verified stay here.
 
-        Computes `content` first, because a worker would have to read all footers again for it.
+        Computes content and null counts first, because a worker would have to read all footers again for them.
         """
         self.content()
+        self._null_counts()
         return {name: value for name, value in vars(self).items() if name not in _STAYS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -309,25 +310,34 @@ class ParquetSource:
         """Return the leaves of each column, and of all leaves their nulls and null elements in every chunk."""
         if self._nulls is None:
             facts = self.facts
+
+            def look(file: int) -> FooterSummary | None:
+                try:
+                    return self._summary(file)
+                except BadFile:  # raised when the file is read
+                    return None
+
             with ThreadPoolExecutor(threads_for(self.entries[0].root.fs)) as pool:
-                files = list(pool.map(self._column_chunks, range(len(self.entries))))
+                summaries = list(pool.map(look, range(len(self.entries))))
             paths: dict[str, int] = {}
-            for path in (leaf.path for known in files if known is not None for leaf in known.leaves):
+            for path in (path for known in summaries if known is not None for path in known.paths):
                 paths.setdefault(path, len(paths))
             nulls = np.full((2, len(facts.chunk_rows), len(paths)), -1, np.int64)
             for file, here in self._by_file(np.arange(len(facts.chunk_rows))):
-                known = files[file]
-                if known is not None:
-                    where = np.ix_(here, np.array([paths[leaf.path] for leaf in known.leaves], np.int64))
-                    groups = facts.chunk_part[here]
-                    nulls[0][where] = known.null_count[groups]
-                    nulls[1][where] = known.null_elements()[groups]
+                known = summaries[file]
+                if known is not None and known.paths:
+                    leaves = np.array([paths[path] for path in known.paths], np.int64)
+                    nulls[:, here[:, None], leaves] = known.nulls[:, facts.chunk_part[here]]
             below: dict[str, list[int]] = {}
             for path, place in paths.items():
                 for depth in range(1, path.count(".") + 2):
                     below.setdefault(".".join(path.split(".")[:depth]), []).append(place)
             self._nulls = below, nulls
         return self._nulls
+
+    def _summary(self, file: int) -> FooterSummary:
+        """Return what is kept of a footer, which is read if it has not been; BadFile if it cannot be."""
+        return self._footers.summary(file) or self.footer(file).summary()
 
     def _by_file(self, chunks: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Return each file that has some of the chunks (ascending), with those chunks."""
@@ -350,8 +360,7 @@ class ParquetSource:
         if self._content is None:
             sums = hashlib.blake2b(b"penstock.content.v1\0", digest_size=16)
             for file in range(len(self.entries)):
-                known = self._footers.content(file)
-                sums.update(self.footer(file).content if known is None else known)
+                sums.update(self._summary(file).content)
             self._content = sums.hexdigest()
         return self._content
 
@@ -430,6 +439,25 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     """
     files = find_files(sources, storage_options=storage_options, filesystem=filesystem, as_root=as_root, format=format)
     scan = scan_files(files, on_error=on_error, stored_schemas=schema is None)
+    return source_of(scan, columns=columns, schema=schema, on_error=on_error, cache=cache, verify=verify)
+
+
+def source_of(  # noqa: PLR0913 - what `penstock.open` takes, flat
+    scan: Scan,
+    *,
+    columns: Iterable[Any] | None = None,
+    schema: Unischema | None = None,
+    on_error: OnError = "raise",
+    cache: ChunkCache | None = None,
+    verify: Verify = "first",
+) -> ParquetSource:
+    """Return the source of files whose footers have been read: decides columns, types and partitions.
+
+    Raises: As `open_parquet`.
+    """
+    if not scan.files:
+        [(path, reason), *_] = scan.skipped
+        raise BadFile(f"none of the {len(scan.skipped)} files can be read; the first: {reason}", path=path)
     base = _flatten(scan.schemas[0][0], scan.schemas[0][1])
     partitions = find_partitions([file.relative for file in scan.files])
     # A column that the files hold is read from them; the folder name only repeats it (see `_check_folder`).

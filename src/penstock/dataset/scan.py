@@ -7,12 +7,13 @@ keeps small facts of every file; the footers themselves go to a bounded cache. R
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.dataset.discover import DataFile, Root, threads_for
-from penstock.dataset.footers import READ_ERRORS, FooterCache, Seen, bad_file, content_of, read_footer
+from penstock.dataset.footers import READ_ERRORS, FooterCache, FooterSummary, Seen, bad_file, read_footer
 from penstock.errors import BadFile, CodecError, FileChanged, MetadataError, PenstockError, StoreError
 from penstock.halt import until
 from penstock.schema.stored import SCHEMA_KEY, find_schema, partition_types
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.schema.unischema import Unischema
 
 SUMMARY = "_metadata"
+Visit = Callable[[DataFile, "Footer", int], None]
+"""Called with a file, its footer and its size."""
 _SAMPLES = 4
 _MOST_ROWS = 1 << 40
 """Of one row group. Damaged footers claim more, and then the sum of all rows may not fit into 64 bits."""
@@ -59,10 +62,13 @@ class Scan:
 
 
 class _Scanner:
-    def __init__(self, files: list[DataFile], *, stored_schemas: bool, thorough: bool) -> None:
+    def __init__(
+        self, files: list[DataFile], *, stored_schemas: bool, thorough: bool, visit: Visit | None = None
+    ) -> None:
         self.files = files
         self.stored_schemas = stored_schemas
         self.thorough = thorough
+        self.visit = visit
         self.rows: dict[int, Sequence[int]] = {}
         self.stored_bytes: dict[int, Sequence[int]] = {}
         self.sizes: dict[int, int] = {}
@@ -94,6 +100,8 @@ class _Scanner:
             self.seen[index] = footer.seen
             if self.thorough:
                 footer.chunks  # noqa: B018 - raises where it is damaged
+            if self.visit is not None:
+                self.visit(self.files[index], footer, size)
             self.compare(index, footer)
             self.note(index, rows_of(footer), stored_bytes_of(footer), size)
         except (FileChanged, StoreError):  # says nothing about what the file holds
@@ -176,44 +184,34 @@ def stored_bytes_of(footer: Footer) -> Sequence[int]:
     return tuple([arrow.row_group(i).total_byte_size for i in range(arrow.num_row_groups)])
 
 
-def scan_files(files: list[DataFile], *, on_error: str, stored_schemas: bool) -> Scan:
+def scan_files(files: list[DataFile], *, on_error: str, stored_schemas: bool, visit: Visit | None = None) -> Scan:
     """Read the footers of all files, or `_metadata` in place of them where it lists every file.
 
-    With `on_error="skip"` bad files are left out and listed, and `_metadata` is not used: it would not show them. With
-    `stored_schemas` the schemas in footers are read too, and a file whose schema is damaged is a bad file.
+    With `on_error="skip"` bad files are left out and listed, and `_metadata` is not used: it would not show them. The
+    result then may have no files. With `stored_schemas` the schemas in footers are read too, and a file whose schema is
+    damaged is a bad file. `visit` is called with each footer that is read, from several threads; a file for which it
+    raises BadFile is a bad file.
 
     Raises:
-        BadFile: a file cannot be read, the first one in order; under "skip" only if that leaves none.
+        BadFile: a file cannot be read, the first one in order; not under "skip".
         MetadataError, CodecError: likewise for the schema that a file stores.
         StoreUnavailable, StoreRefused: a store does not answer, or denies access; under "skip" too.
     """
-    scanner = _Scanner(files, stored_schemas=stored_schemas, thorough=on_error == "skip")
-    first = _read_first(scanner, skip=on_error == "skip")
-    rest = range(first + 1, len(files))
-    if on_error == "skip" or not _use_summaries(scanner):
+    skip = on_error == "skip"
+    scanner = _Scanner(files, stored_schemas=stored_schemas, thorough=skip, visit=visit)
+    first = 0
+    for first in range(len(files)):  # up to the first good file: the others are compared with it
+        scanner.read(first)
+        if first in scanner.rows or not skip:
+            break
+    if first in scanner.rows and (skip or not _use_summaries(scanner)):
+        rest = range(first + 1, len(files))
         with ThreadPoolExecutor(threads_for(files[0].root.fs)) as pool:
             # In slices: one task for each of thousands of small files costs as much as reading it.
-            list(pool.map(scanner.read_all, _slices(rest, 64)))
-    if scanner.bad and on_error != "skip":
+            list(pool.map(scanner.read_all, [rest[start : start + 64] for start in range(0, len(rest), 64)]))
+    if scanner.bad and not skip:
         raise scanner.bad[min(scanner.bad)]
     return _collect(scanner)
-
-
-def _slices(indices: range, size: int) -> list[range]:
-    return [indices[start : start + size] for start in range(0, len(indices), size)]
-
-
-def _read_first(scanner: _Scanner, *, skip: bool) -> int:
-    """Read up to the first file that is good: it says what the others are compared with."""
-    for index in range(len(scanner.files)):
-        scanner.read(index)
-        if index in scanner.rows:
-            return index
-        if not skip:
-            raise scanner.bad[index]
-    raise BadFile(
-        f"none of the {len(scanner.files)} files can be read; the first: {scanner.bad[0]}", path=scanner.files[0].path
-    )
 
 
 def _second(pair: tuple[Any, int]) -> int:
@@ -263,7 +261,7 @@ def _use_summaries(scanner: _Scanner) -> bool:
         return False
     for index, one in found.items():
         scanner.note(index, tuple(one.rows), tuple(one.stored_bytes), scanner.files[index].size or 0)
-        scanner.cache.contents[index] = content_of(one.digests)
+        scanner.cache.summaries[index] = cast("FooterSummary", one.summary)
     return True
 
 
@@ -275,8 +273,9 @@ class _Listed:
     """Of each row group."""
     stored_bytes: list[int] = field(default_factory=list)
     """Of each row group, uncompressed."""
-    digests: list[bytes] = field(default_factory=list)
-    """Of each row group, over its column chunks."""
+    groups: list[int] = field(default_factory=list)
+    """Their numbers in `_metadata`."""
+    summary: FooterSummary | None = None
     least_size: int = 0
     """Where the last column chunk ends: a shorter file is another one."""
 
@@ -298,9 +297,11 @@ def _read_summary(scanner: _Scanner, root: Root) -> dict[str, _Listed]:
         one = listed.setdefault(path, _Listed())
         one.rows.append(num_rows)
         one.stored_bytes.append(stored_bytes)
-        one.digests.append(chunks.digests[group])
+        one.groups.append(group)
         if chunks.leaves:
             one.least_size = max(one.least_size, chunks.range_of(group, len(chunks.leaves) - 1)[1])
+    for one in listed.values():
+        one.summary = FooterSummary.of(chunks, one.groups)
     return listed
 
 
@@ -316,9 +317,10 @@ def _samples_agree(scanner: _Scanner, listed: Mapping[int, _Listed]) -> bool:
     for index in sorted({last * step // max(1, _SAMPLES - 1) for step in range(_SAMPLES)}):
         try:
             footer, _ = read_footer(scanner.files[index])
-            if list(rows_of(footer)) != listed[index].rows or not _equal_types(footer, scanner.base):
+            known = listed[index]
+            if list(rows_of(footer)) != known.rows or not _equal_types(footer, scanner.base):
                 return False
-            if footer.chunks.digests != listed[index].digests:
+            if known.summary is None or footer.summary().content != known.summary.content:
                 return False
         except StoreError:
             raise

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset import open_parquet
+from penstock.dataset.parquet import source_of
 from penstock.doctor import checks
 from penstock.doctor.facts import gather_facts
 from penstock.doctor.labels import check_label, find_label
@@ -24,6 +24,7 @@ from penstock.options import SHUFFLE_BYTES, warn_renamed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from penstock.dataset.scan import Scan
     from penstock.doctor.facts import LayoutFacts
     from penstock.source import Source
 
@@ -44,7 +45,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
 ) -> DoctorReport:
     """Examine a dataset for a shuffled training run, and return what could be better.
 
-    Reads all footers twice, one row group to measure a row, and the label column of at most 64 row groups. Continues if
+    Reads all footers once, one row group to measure a row, and the label column of at most 64 row groups. Continues if
     files are damaged or disagree.
 
         >>> print(penstock.doctor.examine("s3://bucket/frames", world=64))
@@ -71,9 +72,9 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
         if value < 1:
             raise PlanError(f"{name} must be at least 1; got {value}")
     wanted = TrainingRun(world, batch_size, row_group_bytes, shuffle_bytes)
-    facts = gather_facts(source, storage_options, filesystem)
     start = time.perf_counter()
-    opened, failure = _open(source, storage_options, filesystem)
+    facts, scan = gather_facts(source, storage_options, filesystem)
+    opened, failure = _open(scan)
     open_s = time.perf_counter() - start
     found, notes = list(checks.check_files(facts)), list[str]()
     if opened is not None and not len(opened.facts.chunk_rows):
@@ -94,11 +95,10 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     return DoctorReport(" ".join(names), rows, *sizes, open_s, tuple(found), tuple(notes), names)
 
 
-def _open(source: Any, storage_options: Any, filesystem: Any) -> tuple[Source | None, str | None]:
+def _open(scan: Scan) -> tuple[Source | None, str | None]:
     """Open the dataset, without damaged files; or return why it does not open."""
-    options = {"storage_options": storage_options, "filesystem": filesystem}
     try:
-        return open_parquet(source, on_error="skip", **options), None
+        return source_of(scan, on_error="skip"), None
     except (SchemaError, MetadataError, BadFile) as error:
         return None, " ".join(str(error).split())
 

@@ -1,13 +1,12 @@
 """What the footers of a dataset say about its layout: sizes, statistics, schemas, stored metadata, bad files.
 
-First stage of the doctor: unlike opening, it continues if a file is damaged or disagrees, since that is to be reported.
-Reads every footer once, in threads, and no data.
+First stage of the doctor. It looks at every footer while the opener reads it, and continues if files are damaged or
+disagree, since that is to be reported. Reads no data.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, read_common_metadata
-from penstock.dataset.discover import find_files, threads_for
-from penstock.dataset.footers import READ_ERRORS, read_footer
-from penstock.dataset.scan import rows_of
-from penstock.errors import BadFile, StoreError
+from penstock.dataset.discover import find_files
+from penstock.dataset.footers import read_footer
+from penstock.dataset.scan import rows_of, scan_files
+from penstock.errors import BadFile
 from penstock.progress import progress
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.dataset.discover import DataFile
     from penstock.dataset.footers import Footer
+    from penstock.dataset.scan import Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,44 +103,33 @@ class LayoutFacts:
         return found
 
 
-def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesystem: Any) -> LayoutFacts:
-    """Read the footers of all files.
+def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesystem: Any) -> tuple[LayoutFacts, Scan]:
+    """Read the footers of all files as opening does; return what they say, and what a source is made of.
 
     Raises:
         DatasetNotFound: nothing is there, no Parquet file, or a dataset that is still being written.
     """
     files = find_files(source, storage_options=storage_options, filesystem=filesystem)
-    good: list[FileFacts] = []
-    bad: list[tuple[str, str]] = []
-    with (
-        ThreadPoolExecutor(threads_for(files[0].root.fs)) as pool,
-        progress(len(files), "reading footers", unit="files") as bar,
-    ):
-        for found in pool.map(_look, files):
-            if isinstance(found, FileFacts):
-                good.append(found)
-            else:
-                bad.append(found)
+    found: dict[int, FileFacts] = {}
+    with progress(len(files), "reading footers", unit="files") as bar:
+
+        def look(file: DataFile, footer: Footer, size: int) -> None:
+            schema = footer.arrow.schema.to_arrow_schema()
+            found[id(file)] = FileFacts(
+                path=file.relative,
+                size=size,
+                rows=tuple(rows_of(footer)),
+                schema=schema.remove_metadata(),
+                stored=bool({SCHEMA_KEY, PETASTORM_SCHEMA_KEY} & set(footer.arrow.metadata or {})),
+                no_statistics=_no_statistics(footer, schema),
+            )
             bar.update()
-    return _with_side_files(good, bad, files[0])
 
-
-def _look(file: DataFile) -> FileFacts | tuple[str, str]:
-    try:
-        footer, size = read_footer(file)
-        schema = footer.arrow.schema.to_arrow_schema()
-        return FileFacts(
-            path=file.relative,
-            size=size,
-            rows=tuple(rows_of(footer)),
-            schema=schema.remove_metadata(),
-            stored=bool({SCHEMA_KEY, PETASTORM_SCHEMA_KEY} & set(footer.arrow.metadata or {})),
-            no_statistics=_no_statistics(footer, schema),
-        )
-    except StoreError:
-        raise
-    except (BadFile, *READ_ERRORS) as error:
-        return file.relative, str(error)
+        scan = scan_files(files, on_error="skip", stored_schemas=True, visit=look)
+    bad = dict(scan.skipped)
+    good = [found[id(file)] for file in files if id(file) in found]
+    named = [(file.relative, bad[file.path]) for file in files if id(file) not in found]
+    return _with_side_files(good, named, files[0]), scan
 
 
 def _no_statistics(footer: Footer, schema: pa.Schema) -> dict[str, tuple[int, int]]:

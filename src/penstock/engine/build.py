@@ -308,7 +308,7 @@ class Builder:
 
     def _columns_of(self, chunks: dict[int, Chunk]) -> dict[int, list[NDArray[Any]]] | None:
         """Return the columns of chunks if nothing is left to do with them: no cells, nulls, padding or transform."""
-        if len(self.stages) > 1:
+        if len(self.stages) > 1 or any(column.masked for column in self.columns):
             return None
         columns: dict[int, list[NDArray[Any]]] = {}
         for index, chunk in chunks.items():
@@ -320,6 +320,8 @@ class Builder:
     def _ready(self, columns: list[Gathered]) -> dict[str, NDArray[Any]] | None:
         """Return the columns of a span if nothing is left to do with them, as `_columns_of`."""
         if len(self.stages) > 1 or any(one.values is None or one.valid is not None for one in columns):
+            return None
+        if any(column.masked for column in self.columns):
             return None
         return {
             column.name: cast("NDArray[Any]", one.values) for column, one in zip(self.columns, columns, strict=True)

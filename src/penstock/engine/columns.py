@@ -49,6 +49,8 @@ class Column:
     """How Arrow memory becomes values (fixed and objects)."""
     item_bytes: int
     """Bytes of one row in the batch; a guess for variable columns."""
+    masked: bool = False
+    """Whether a stacked column is a MaskedArray in every batch (`penstock.source.may_hold_nulls`)."""
 
     @property
     def codec(self) -> DataframeColumnCodec:

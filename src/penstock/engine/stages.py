@@ -220,12 +220,18 @@ class Decode(Stage):
                     bad = ((row, value) for row, value in enumerate(one.rows) if isinstance(value, Damaged))
                     lost.update({row: Lost(row, column.name, value.reason) for row, value in bad})
             elif one.values is not None:
-                values = one.values if one.valid is None else mask(one.values, one.valid)
+                values = one.values
+                if column.masked or one.valid is not None:
+                    values = mask(values, one.valid, always=column.masked)
             else:
                 values = self._decode(column, cast("Cells", one.cells), cutter, lost)
             draft.columns[column.name] = values
         if lost:
             draft.lose(lost.values())
+            for column in self.columns:  # a row that was left out is null in the column that is to blame
+                values = draft.columns[column.name]
+                if not column.masked and isinstance(values, np.ma.MaskedArray) and not np.ma.is_masked(values):
+                    draft.columns[column.name] = values.data
 
     def _decode(self, column: Column, cells: Cells, cutter: Cutter | None, lost: dict[int, Lost]) -> Any:
         """Decode a column of cells; under `skip` rows that cannot be decoded are added to `lost`."""
@@ -241,7 +247,7 @@ class Decode(Stage):
         for row, reason in (failed or {}).items():
             lost.setdefault(row, Lost(row, column.name, reason_of(reason, column.name)))
         if out is not None:
-            return values
+            return mask(out, cells.valid, always=True) if column.masked else values
         # The user may write to what a batch holds, and a codec may return a view of its bytes.
         return [v.copy() if isinstance(v, np.ndarray) and not v.flags.writeable else v for v in values]
 

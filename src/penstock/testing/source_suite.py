@@ -6,8 +6,9 @@
             return ShardSource(folder)
 
 Every test makes a source of its own from an Arrow table with the columns `id` (0, 1, 2 ...), `x` (float32), `maybe`
-(int32 with nulls) and `word` (text), cut into parts of the given numbers of rows. A source that holds other types as
-well needs its own tests for them. `MemorySource` is the reference: any source with the same parts has the same order.
+(int32, with nulls in later parts) and `word` (text), of which the first two are not nullable, cut into parts of the
+given numbers of rows. A source that holds other types as well needs its own tests for them. `MemorySource` is the
+reference: any source with the same parts has the same order.
 """
 
 # ruff: noqa: D102 -- the names of the tests say what they check
@@ -44,14 +45,17 @@ PART_ROWS = (7, 1, 12, 5, 9, 3, 8)
 def suite_table(num_rows: int) -> pa.Table:
     """Return the rows of the suite."""
     numbers = range(num_rows)
-    return pa.table(
-        {
-            "id": pa.array(numbers, pa.int64()),
-            "x": pa.array([i / 4 for i in numbers], pa.float32()),
-            "maybe": pa.array([None if i % 5 == 3 else -i for i in numbers], pa.int32()),
-            "word": pa.array([f"word {i % 11}" for i in numbers], pa.string()),
-        }
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("x", pa.float32(), nullable=False),
+            pa.field("maybe", pa.int32()),
+            pa.field("word", pa.string()),
+        ]
     )
+    maybe = [None if i % 5 == 3 and i > 20 else -i for i in numbers]
+    columns = [[*numbers], [i / 4 for i in numbers], maybe, [f"word {i % 11}" for i in numbers]]
+    return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 class SourceTests:
@@ -215,6 +219,14 @@ class SourceTests:
                     loader.load_state_dict(state)
                     seen += [int(i) for batch in loader for i in batch["id"]]
             assert sorted(seen) == [*range(total)], step
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_a_column_has_one_type_in_every_batch(self, source: Source, shuffle: bool) -> None:
+        with penstock.open(source).loader(batch_size=2, shuffle=shuffle, rank=0, world=1) as loader:
+            for batch in loader:
+                assert isinstance(batch["maybe"], np.ma.MaskedArray)
+                assert batch["maybe"].mask.shape == batch["maybe"].shape
+                assert type(batch["id"]) is type(batch["x"]) is np.ndarray
 
     def test_filters_select_the_same_rows(self, source: Source, reference: MemorySource) -> None:
         for filters in ([("id", ">", 20)], [("maybe", "<", -9), ("word", "=", "word 1")], [("x", "in", [1.0, 2.5])]):

@@ -247,9 +247,9 @@ def find_opener(url: Any) -> Opener | None:
         PlanError: Several installed packages add the scheme.
     """
     scheme, found, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
-    if not found or scheme in _OPENERS:
-        return _OPENERS.get(scheme)
-    return None if _is_store(scheme) else find_installed(ENTRY_POINTS, scheme)
+    if not found:
+        return None
+    return _OPENERS.get(scheme) or (None if _is_store(scheme) else find_installed(ENTRY_POINTS, scheme))
 
 
 def _is_store(scheme: str) -> bool:

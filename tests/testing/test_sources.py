@@ -116,6 +116,12 @@ def test_a_scheme_is_opened_by_its_opener(tmp_path):
     assert ds.files == ("0.csv", "1.csv")
 
 
+def test_a_path_called_like_a_scheme_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    penstock.write({"a": np.arange(3)}, tmp_path / "csv")
+    assert len(penstock.open("csv")) == 3
+
+
 def test_registering_twice_is_refused_unless_it_is_the_same():
     penstock.register_source("csv", open_csv)
     with pytest.raises(PlanError, match="'csv' is registered already"):

@@ -6,6 +6,8 @@ import json
 import signal
 import threading
 import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -46,10 +48,18 @@ def test_files_that_a_failed_job_leaves_do_not_open_and_say_why(spark, tmp_path)
 
 def failing_append(spark, url, v2=True):
     """Append 75 rows and fail at 25 others; committers of version 2 move each task's files at once."""
+    folder = Path(urlsplit(url).path)
+
+    def moved():
+        return sum("_temporary" not in path.parts for path in folder.rglob("part-*.parquet"))
+
+    wanted = moved() + 3 * v2
 
     def spoil(i):
         if i >= 175:
-            time.sleep(0.5)  # the other tasks have ended
+            end = time.monotonic() + 60
+            while moved() < wanted and time.monotonic() < end:
+                time.sleep(0.1)  # the other tasks end first
             raise ZeroDivisionError("a bad row")
         return dict_to_spark_row(SMALL, small_row(i))
 
@@ -219,7 +229,7 @@ def test_a_task_that_outlives_its_job_on_a_store_takes_its_files_away(shut):
     import pyarrow as pa
 
     from penstock.schema.arrow import arrow_schema
-    from penstock.spark.task import Gate, Target, Task
+    from penstock.spark.task import Gate, Target, WriteTask
     from penstock.write.layout import plan_layout
     from penstock.write.options import WriteOptions
 
@@ -238,7 +248,7 @@ def test_a_task_that_outlives_its_job_on_a_store_takes_its_files_away(shut):
     def make(row):
         return {"id": row["id"], "v": np.zeros(1000, np.float32)}
 
-    task = Task(target, plan_layout(WIDE, arrow_schema(WIDE), ()), options, make)
+    task = WriteTask(target, plan_layout(WIDE, arrow_schema(WIDE), ()), options, make)
     with pytest.raises(DatasetIncomplete, match="has ended or was stopped"):
         list(task(batches()))
     assert seen == ["/outlived/set/part-000000-00000000-12ab-000000.parquet"]

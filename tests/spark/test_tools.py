@@ -73,7 +73,7 @@ def test_a_copy_replaces_datasets_only(spark, source, tmp_path):
     copy_dataset(spark, source, url_of(tmp_path / "own"), ["id"])  # an empty folder is free
     assert len(penstock.open(tmp_path / "own")) == 40
     (tmp_path / "own" / "thesis.txt").write_text("mine")
-    with pytest.raises(DatasetExists, match=r"'thesis.txt'.*overwrite_output=True will not"):
+    with pytest.raises(DatasetExists, match=r"'thesis.txt'.*overwrite_output=True does not"):
         copy_dataset(spark, source, url_of(tmp_path / "own"), overwrite_output=True)
     assert (tmp_path / "own" / "thesis.txt").read_text() == "mine"
 

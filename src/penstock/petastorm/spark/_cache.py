@@ -1,6 +1,6 @@
-"""The DataFrames that this process has materialised: written once, used again where the plan is the same, deleted last.
+"""The DataFrames that this process has materialised: written once, reused for equal plans, deleted at the end.
 
-`stored` gives the folder of a DataFrame, written now or earlier. A folder is held by the converters that use it: the
+`stored` returns the folder of a DataFrame, written now or earlier. A folder is held by the converters that use it: the
 last one that is deleted deletes it, and the end of the process deletes what is left. Forked children delete nothing.
 """
 
@@ -45,7 +45,7 @@ class ConvertedFrame:
     parent: str
     settings: Settings
     plan: FramePlan | None
-    """None: nobody can tell whether another DataFrame has the same rows."""
+    """None: it is unknown whether another DataFrame has the same rows."""
     storage_options: Mapping[str, Any] | None
     process: int = field(default_factory=os.getpid)
     writing: threading.Lock = field(default_factory=threading.Lock)
@@ -55,11 +55,11 @@ class ConvertedFrame:
     num_coming: int = 0
     """Calls that have chosen this entry, and whose converter is not among the users yet."""
     place: ConverterFolder | None = None
-    """The folder, once it is complete."""
+    """The folder, when it is complete."""
     file_urls: tuple[str, ...] = ()
     num_rows: int = 0
     lengths: Mapping[str, int] = field(default_factory=dict)
-    """Length of the arrays of a column, where it is the same in all rows."""
+    """Length of the arrays of a column, if it is the same in all rows."""
 
     def serves(self, other: ConvertedFrame) -> bool:
         """Tell whether these files are what another entry would write."""
@@ -74,7 +74,8 @@ def stored(
 ) -> ConvertedFrame:
     """Return the entry with a DataFrame's rows: one of this process that has them already, or one written now.
 
-    Two threads with the same DataFrame write it once. The entry is kept for a converter that the caller must `hold`.
+    Two threads with the same DataFrame write it once. The entry is reserved for a converter, for which the caller must
+    call `hold`.
     """
     wanted = ConvertedFrame(parent.url, settings, _known_plan(df), storage_options)
     with _lock:
@@ -94,7 +95,7 @@ def stored(
     except BaseException:
         with _lock:
             entry.num_coming -= 1
-            if entry in _entries and not entry.num_coming:  # others that wait for it try themselves
+            if entry in _entries and not entry.num_coming:  # others that wait for it try again themselves
                 _entries.remove(entry)
         raise
     return entry
@@ -109,7 +110,7 @@ def _known_plan(df: Any) -> FramePlan | None:
 
 
 def _fill(entry: ConvertedFrame, df: Any, parent: ConverterFolder) -> None:
-    """Write the files of an entry; where that fails nothing is left of them."""
+    """Write the files of an entry; after an error none of them is left."""
     place = parent.below(_folder_name(df.sparkSession))
     entry.place = None
     try:
@@ -141,7 +142,7 @@ def num_rows(file_urls: tuple[str, ...], storage_options: Mapping[str, Any] | No
 
 
 def _warn_of_small_files(place: ConverterFolder) -> None:
-    """Warn where there are many files that could be few: each costs a request, and its last row group is short."""
+    """Warn if there are many files that could be few: each costs a request, and its last row group is short."""
     sizes = sorted(size for size in _places.data_sizes(place))
     if len(sizes) > 1 and sizes[len(sizes) // 2] < _SMALL_FILE_BYTES <= sum(sizes) // 2:
         warnings.warn(
@@ -157,7 +158,7 @@ def _warn_of_small_files(place: ConverterFolder) -> None:
 
 
 def set_handler(handler: Callable[[str], Any] | None) -> None:
-    """Let a function of the user's delete folders, by their URL; None: the way it is done here."""
+    """Let a function of the user delete folders, by their URL; None: the built-in way."""
     global _handler
     if handler is not None and not callable(handler):
         raise TypeError(f"a handler is a function of a URL, or None; got {handler!r}")
@@ -165,7 +166,7 @@ def set_handler(handler: Callable[[str], Any] | None) -> None:
 
 
 def hold(entry: ConvertedFrame, user: Any) -> None:
-    """Note that a converter uses an entry."""
+    """Record that a converter uses an entry."""
     with _lock:
         entry.users.add(user)
         entry.num_coming -= 1
@@ -185,14 +186,14 @@ def release(url: str, user: Any, storage_options: Mapping[str, Any] | None) -> N
 
 
 def delete(place: ConverterFolder) -> None:
-    """Delete a folder that a converter has made; any other is left as it is, with a warning."""
+    """Delete a folder that a converter has made; any other is kept, with a warning."""
     if _handler is not None and _places.is_made_here(place):
         _handler(place.url)
         _deleted.add(place.url)
         return
     kept = _places.remove(place)
     if kept is None and was_deleted(place.url):
-        return  # what is there are the files of others that the first call has kept, and named
+        return  # only files of others are left, which the first call has named
     if kept is not None:
         _deleted.add(place.url)
     if kept is None:
@@ -211,7 +212,7 @@ def was_deleted(url: str) -> bool:
 
 
 def warn_of_users_folder(url: str, *, stacklevel: int) -> None:
-    """Say that a folder is not deleted as no converter has written it."""
+    """Warn that a folder is not deleted because no converter has written it."""
     warnings.warn(
         f"{url} was not written for this converter, and nothing of it was deleted; delete it yourself if you want it "
         "gone",

@@ -1,7 +1,7 @@
-"""Where converters keep their files: what Spark writes to, what readers open, and what may be deleted again.
+"""The folders of converters: what Spark writes to, what readers open, and what may be deleted again.
 
-A folder that a converter has made holds a marker that lists its files. Nothing else is ever deleted: a folder without
-the marker is left as it is, and so is a file that the marker does not list. Knows URLs and filesystems; no Spark.
+A folder that a converter has made contains a marker that lists its files. Nothing else is ever deleted: a folder
+without the marker is kept, and so is a file that the marker does not list. Knows URLs and filesystems; no Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 MARKER = "_penstock_converter.json"
-"""The file that tells which files of a folder a converter has written; readers and Spark skip names with `_`."""
+"""The file that lists which files of a folder a converter has written; readers and Spark skip names with `_`."""
 _MADE_BY = "penstock.petastorm.spark"
 _DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 _MOUNTS = ("/dbfs", "/Volumes")
@@ -37,10 +37,10 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 
 @dataclass(frozen=True, slots=True)
 class ConverterFolder:
-    """A folder, as Spark and as readers name it."""
+    """A folder, with its names for Spark and for readers."""
 
     spark_url: str
-    """For Spark: not escaped, as Hadoop takes it."""
+    """For Spark: not escaped, as Hadoop expects."""
     url: str
     """For readers."""
     fs: FileSystem
@@ -58,12 +58,12 @@ class ConverterFolder:
 
 
 def place_of(url: str, storage_options: Mapping[str, Any] | None) -> ConverterFolder:
-    """Return the place that a URL names; nothing is looked up.
+    """Return the folder of a URL; makes no requests.
 
     On a Databricks cluster `dbfs:/x`, `/dbfs/x` and `/Volumes/x` are the same folders for Spark and as local paths.
 
     Raises:
-        ValueError: No scheme, or `dbfs:` elsewhere than on such a cluster.
+        ValueError: No scheme, or `dbfs:` on another machine than such a cluster.
     """
     url = reading_url(url)
     checked_url(url)
@@ -100,12 +100,12 @@ def reading_url(url: str) -> str:
 
 
 def on_databricks() -> bool:
-    """Tell whether this runs on a cluster of Databricks."""
+    """Tell whether this process runs on a Databricks cluster."""
     return _DATABRICKS in os.environ
 
 
 def warn_if_not_shared(place: ConverterFolder) -> None:
-    """Warn where a folder of Databricks is one of the machine itself, which the others do not see."""
+    """Warn if a folder on Databricks is on the machine's own disk, which the others do not see."""
     local = isinstance(place.fs, LocalFileSystem)
     if local and on_databricks() and not any(_is_below(place.path, mount) for mount in _MOUNTS):
         warnings.warn(
@@ -117,7 +117,7 @@ def warn_if_not_shared(place: ConverterFolder) -> None:
 
 
 def _spark_url(path: str) -> str:
-    """Return the URL of a local path for Spark, which does not decode escapes; mounts of Databricks by their names."""
+    """Return the URL of a local path for Spark, which does not decode escapes; Databricks mounts by their names."""
     if on_databricks() and _is_below(path, "/dbfs"):
         return f"dbfs:{path.removeprefix('/dbfs')}"
     if on_databricks() and _is_below(path, "/Volumes"):
@@ -133,7 +133,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def begin(place: ConverterFolder) -> None:
-    """Make the folder, with a marker that lists nothing yet."""
+    """Create the folder, with a marker that lists nothing yet."""
     place.fs.create_dir(place.path, recursive=True)
     _write_marker(place, [])
 
@@ -146,22 +146,22 @@ def commit(place: ConverterFolder) -> list[str]:
 
 
 def is_made_here(place: ConverterFolder) -> bool:
-    """Tell whether a folder is there that a converter has made."""
+    """Tell whether a folder exists that a converter has made."""
     return _read_marker(place) is not None
 
 
 def remove_new(place: ConverterFolder) -> None:
-    """Delete a folder whose writing failed: it was made by this call, under a name that nobody else has."""
+    """Delete a folder whose writing failed: it was created by this call, under a unique name."""
     if is_made_here(place):
         place.fs.delete_dir(place.path)
 
 
 def remove(place: ConverterFolder) -> list[str] | None:
-    """Delete the files that the marker lists, and the folder once it is empty.
+    """Delete the files that the marker lists, and the folder when it is empty.
 
     Returns:
-        The files that were kept as the converter has not written them; None where nothing was touched, as the folder
-        is no converter's. A folder that is gone already is nothing to delete, and no error.
+        The files that were kept because the converter has not written them; None if nothing was touched because the
+        folder was not made by a converter. If the folder does not exist any more, there is nothing to delete.
     """
     listed = _read_marker(place)
     if listed is None:
@@ -181,7 +181,7 @@ def _exists(place: ConverterFolder) -> bool:
 
 
 def _files(place: ConverterFolder) -> list[str]:
-    """Return the relative paths of all files below a folder, hidden ones too."""
+    """Return the relative paths of all files below a folder, including hidden ones."""
     found = place.fs.get_file_info(FileSelector(place.path, recursive=True))
     prefix = place.path.rstrip("/") + "/"
     paths = [info.path for info in found if info.type == FileType.File]
@@ -202,7 +202,7 @@ def _write_marker(place: ConverterFolder, files: Sequence[str]) -> None:
 
 
 def _read_marker(place: ConverterFolder) -> list[str] | None:
-    """Return the files that a marker lists; None where there is none, or it is not one of ours."""
+    """Return the files that a marker lists; None if there is none, or it is not one of ours."""
     try:
         with place.fs.open_input_stream(f"{place.path}/{MARKER}") as source:
             marker = json.loads(source.read())
@@ -219,16 +219,16 @@ def _read_marker(place: ConverterFolder) -> list[str] | None:
 def wait_for_files(
     urls: Sequence[str], timeout_s: float, storage_options: Mapping[str, Any] | None, *, deleted: str | None = None
 ) -> None:
-    """Return when all files can be seen from here: mounts and stores may show what others wrote a little later.
+    """Return when all files are visible from here: mounts and stores may show new files with a delay.
 
     Args:
         urls: The files.
         timeout_s: Longest wait.
         storage_options: Passed to fsspec.
-        deleted: Their folder, if this process has deleted it: then there is nothing to wait for.
+        deleted: Their folder, if this process has deleted it: then waiting is useless.
 
     Raises:
-        RuntimeError: Some are not there after `timeout_s` seconds, or were deleted.
+        RuntimeError: Some are not visible after `timeout_s` seconds, or were deleted.
     """
     end, wait = time.monotonic() + timeout_s, _FIRST_WAIT_S
     missing = _missing(urls, storage_options)

@@ -160,7 +160,7 @@ def test_numbers_may_be_numpys(ds, shuffle):
         it = iter(loader)
         assert next(it)["id"].tolist() == first
         assert save(loader) == state
-        assert len(loader) == 199
+        assert (len(loader), loader.batches_left) == (200, 199)
 
 
 def test_a_column_called_as_the_mask_is_refused_beside_it(tmp_path):

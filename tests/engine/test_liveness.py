@@ -269,9 +269,10 @@ def test_ctrl_c_just_after_a_wait_has_let_go_of_its_lock(data):
         return batch
 
     loader = penstock.open(data).loader(batch_size=7, workers=2, transform=slow)
-    batches = iter(loader)
+    stream = loader.stream()
+    batches, scheduler = iter(stream), stream._scheduler
     next(batches)
-    let_go = batches._run._cond._release_save
+    let_go = scheduler._cond._release_save
 
     def interrupted():
         state = let_go()
@@ -279,7 +280,7 @@ def test_ctrl_c_just_after_a_wait_has_let_go_of_its_lock(data):
             raise KeyboardInterrupt
         return state
 
-    batches._run._cond._release_save = interrupted
+    scheduler._cond._release_save = interrupted
     with pytest.raises(KeyboardInterrupt):
         list(batches)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
@@ -309,9 +310,9 @@ def test_a_span_is_halted_after_its_run_is_stopped_and_stopping_may_be_interrupt
             super().set()
 
     loader = penstock.open(data).loader(batch_size=7, workers=2)
-    batches = iter(loader)
-    next(batches)
-    run = batches._run
+    stream = loader.stream()
+    next(iter(stream))
+    run = stream._scheduler
     object.__setattr__(run._builder, "halted", Halted())
     loader.close()
     assert run._builder.halted.is_set()
@@ -323,9 +324,10 @@ def test_nobody_goes_on_behind_a_batch_that_ctrl_c_took_along(data):
         raise KeyboardInterrupt
 
     with penstock.open(data).loader(batch_size=7, workers=2) as loader:
-        batches = iter(loader)
+        stream = loader.stream()
+        batches = iter(stream)
         next(batches)
-        run, state = batches._run, loader.state_dict()
+        run, state = stream._scheduler, loader.state_dict()
         take, run.next = run.next, interrupted
         with pytest.raises(KeyboardInterrupt):
             next(batches)
@@ -338,14 +340,15 @@ def test_nobody_goes_on_behind_a_batch_that_ctrl_c_took_along(data):
 def test_batches_at_hand_that_another_thread_lets_go(data):
     class Cleared(deque):
         def popleft(self):
-            batches._run._ready = deque()
-            batches._run.stop()
+            scheduler._ready = deque()
+            scheduler.stop()
             raise IndexError
 
     loader = penstock.open(data).loader(batch_size=7, workers=2)
-    batches = iter(loader)
+    stream = loader.stream()
+    batches, scheduler = iter(stream), stream._scheduler
     next(batches)
-    batches._run._ready = Cleared([None])  # another thread stops the run just when this one wants the next batch
+    scheduler._ready = Cleared([None])  # another thread stops the run just when this one wants the next batch
     with pytest.raises(LoaderClosed):
         next(batches)
     loader.close()

@@ -73,15 +73,16 @@ def test_an_iterator_at_its_end_stays_there(loader):
 
 
 def test_what_fails_on_the_way_out_was_not_delivered(loader):
-    running = iter(loader)
-    assert running.take_as(lambda built: built.num_rows) == 5
+    def fails(delivery):
+        if delivery.origin.first:
+            raise PlanError("no")
+        return delivery.num_rows
+
+    running = iter(loader.stream().map(fails))
+    assert next(running) == 5
     state = loader.state_dict()
-
-    def fails(built):
-        raise PlanError("no")
-
     with pytest.raises(PlanError, match="no"):
-        running.take_as(fails)
+        next(running)
     assert loader.state_dict() == state
     with pytest.raises(LoaderClosed, match="has failed"):
         next(running)

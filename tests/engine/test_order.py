@@ -148,10 +148,10 @@ def test_len_is_exact_at_every_moment(data):
             first = len(loader)
             for _ in range(2):
                 left = first
-                assert len(loader) == left
+                assert len(loader) == loader.batches_left == left
                 for _ in loader:
                     left -= 1
-                    assert len(loader) == left
+                    assert (len(loader), loader.batches_left) == (first, left)
                     with ds.loader(**options) as resumed:
                         resumed.load_state_dict(save(loader))
                         # A state at the end of a pass is the beginning of the next one. Ranks that have run out of
@@ -288,16 +288,11 @@ def test_a_state_loaded_while_another_thread_takes_a_batch_is_not_overwritten(nu
         it = iter(loader)
         next(it)
         state = save(loader)
-        take = it._run.next
-
-        def taking_while_loaded():
-            built = take()
-            loader.load_state_dict(state)
-            return built
-
-        it._run.next = taking_while_loaded
+        stream = loader.stream()
+        delivery = stream.take()
+        loader.load_state_dict(state)
         with pytest.raises(LoaderClosed, match="a state was loaded"):
-            next(it)
+            stream.received(delivery.place)
         assert save(loader) == state
 
 
@@ -436,6 +431,9 @@ def test_strided_loaders_deliver_the_pass_in_turn(data):
         whole = [batch["id"].tolist() for batch in ds.loader(**how)]
         for first in range(step):
             own = whole[first::step]
-            skip = data.draw(st.integers(0, len(own)))
-            with ds.loader(**how)._strided(first, step, skip) as loader:
-                assert [batch["id"].tolist() for batch in loader] == own[skip:]
+            skip = data.draw(st.integers(0, len(own) - 1)) if own else 0
+            with ds.loader(**how) as loader:
+                start = loader.place_after(loader.place(), skip * step)
+                stream = loader.stream(start=start, every=(first, step))
+                assert stream.length == len(own) - skip
+                assert [batch["id"].tolist() for batch in stream] == own[skip:]

@@ -244,37 +244,20 @@ def test_words_and_advice_exist_for_every_cause():
 
 def test_what_the_hand_over_takes_is_wait_and_not_work_of_the_consumer(ds):
     with ds.loader(batch_size=100) as loader:
-        running = iter(loader)
-        for _ in range(20):
-            running.take_as(lambda built: time.sleep(0.01))
+        for _ in loader.stream().map(lambda delivery: time.sleep(0.01)):
+            pass
         report = loader.report()
     assert "handing batches over" in str(report)
     assert report.stats["hand_over_s"] >= 0.19
     assert report.steps.wait_s.min() >= 0.0099
 
 
-def test_a_framework_may_say_afterwards_what_a_batch_took(ds):
-    with ds.loader(batch_size=100) as loader:
-        for _ in loader:
-            loader.note_hand_over(0.25)
-        report = loader.report()
-        assert loader.stats()["hand_over_s"] == 5.0
-    assert report.steps.stage_s["hand-over"].tolist() == [0.25] * 20
-    assert report.steps.wait_s.min() >= 0.25
-    assert sum(report.waits) == 20
-    assert sum(report.waits[:6]) == 0, "a wait is counted once, in the class that it ended in"
-    assert report.bottleneck == "hand-over"
-    assert "in your own thread" in report.advice
-
-
 def test_batches_taken_ahead_count_when_they_are_received(ds):
     with ds.loader(batch_size=100) as loader:
-        running = iter(loader)
-        running.ahead = True
-        running.take()
-        loader.note_hand_over(0.5, ahead=True)
+        stream = loader.stream().map(lambda delivery: delivery.batch, ahead=2)
+        delivery = stream.take()
         assert loader.stats()["batches"] == 0
-        loader.note_received(100, 0.125)
+        stream.received(delivery.place, 0.125)
         report = loader.report()
     assert report.steps.wait_s.tolist() == [0.125]
     assert report.stats["rows"] == 100

@@ -17,7 +17,7 @@ import pytest
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
-from penstock.engine.run import Run
+from penstock.engine.scheduler import Scheduler
 from penstock.errors import BudgetError, DecodeError
 from penstock.predicates import in_lambda
 from penstock.schema.stored import SCHEMA_KEY, schema_to_json
@@ -153,7 +153,7 @@ def test_a_budget_that_nobody_asked_for_holds_one_cell_not_one_batch(tmp_path, m
 @pytest.mark.timeout(60)
 def test_a_batch_larger_than_the_room_is_made_when_the_consumer_comes_back_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.engine.host.default_memory", lambda: BUDGET)
-    has_room, waits = Run._has_room, threading.Event()
+    has_room, waits = Scheduler._has_room, threading.Event()
 
     def watched(self, number, num_bytes):
         found = has_room(self, number, num_bytes)
@@ -161,7 +161,7 @@ def test_a_batch_larger_than_the_room_is_made_when_the_consumer_comes_back_for_i
             waits.set()
         return found
 
-    monkeypatch.setattr(Run, "_has_room", watched)
+    monkeypatch.setattr(Scheduler, "_has_room", watched)
     ds = dataset(tmp_path, CompressedNdarrayCodec(), (None,), [npz(12 << 20)] * 6)
     with ds.loader(batch_size=2, workers=1) as loader:
         found = []

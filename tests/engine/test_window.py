@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 import penstock
 from penstock.engine.build import Built
 from penstock.engine.chunk import Chunk
+from penstock.engine.delivery import Origin
 from penstock.engine.room import Room
-from penstock.engine.run import Limits, Run
+from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.window import NEVER, EpochWork, Window
 from penstock.plan import Cursor, Order, Share, plan_epoch
 from penstock.plan.grouping import RowGrouping
@@ -64,10 +65,11 @@ class Drill:
         self.pool = SimpleNamespace(clear=lambda: None)
         self.shelf, self.room = None, Room()
         limits = Limits(
-            more.get("threads", 2), more.get("span", 2), more.get("ahead_spans", 2), len(counts), False, None, False,
-            RowGrouping(self.counts), batch_size,
+            workers=more.get("threads", 2), span_batches=more.get("span", 2), ahead_spans=more.get("ahead_spans", 2),
+            num_chunks=len(counts), views=False, last_epoch=None, positions=False, items=RowGrouping(self.counts),
+            batch_items=batch_size, batch_size=batch_size,
         )  # fmt: skip
-        self.run = Run(plans, self.window, self, limits, [None] * 9)
+        self.run = Scheduler(plans, self.window, self, limits, [None] * 9)
         self.threads = more.get("threads", 2)
         self.seen = []
         self.reads = []
@@ -84,7 +86,9 @@ class Drill:
         assert set(index.tolist()) == set(chunks)
         rows = list(zip(itertools.repeat(span.work.epoch), index.tolist(), row.tolist(), strict=False))
         self.seen.extend(rows)
-        return [Built(span.work, step, step + 1, {}, 0, ()) for step in range(span.first_step, span.end_step)]
+        return [
+            Built({}, Origin(span.work.plan, step, step + 1), 0, ()) for step in range(span.first_step, span.end_step)
+        ]
 
     def carry_out(self, choose):
         """Deliver all batches; `choose(n)` gives a number below n."""

@@ -239,7 +239,7 @@ def test_the_state_counts_what_was_received_not_what_was_prefetched(folder, shuf
 def wait_for(ours):
     """Give the engine time to have batches ready, so that there is something to prefetch."""
     for _ in range(100):
-        if ours._host.num_waiting() > 4:
+        if ours.native.num_waiting() > 4:
             return
         threading.Event().wait(0.01)
 
@@ -318,7 +318,7 @@ def test_an_error_comes_after_the_batches_before_it(folder):
             wait_for(ours)
         with pytest.raises(penstock.errors.TransformError, match="95"):
             next(iterator)
-        assert len(ours) == 11
+        assert ours.batches_left == 11
         assert ours.state_dict()["left"] == [[90, 200]]
 
 

@@ -55,7 +55,7 @@ def static(url, **options):
 
     dataset = penstock.open(url)
     nulls = options.pop("nulls", "mask")
-    return choose(nulls, dataset, dataset.loader(batch_size=4, **options), same=True)
+    return choose(nulls, dataset.loader(batch_size=4, **options), same=True)
 
 
 def test_processes_that_form_one_array_have_the_same_columns(url):
@@ -229,7 +229,7 @@ def test_a_resumed_pass_that_fails_at_once_may_be_tried_again(big, prefetch):
 
 
 def test_ctrl_c_while_a_batch_is_prefetched_gives_back_the_one_before(big, monkeypatch):
-    from penstock.jax import _Pass
+    from penstock.jax import _Prefetching
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -238,7 +238,7 @@ def test_ctrl_c_while_a_batch_is_prefetched_gives_back_the_one_before(big, monke
         iterator = iter(ours)
         next(iterator)
         state = ours.state_dict()
-        monkeypatch.setattr(_Pass, "_fill", interrupted)
+        monkeypatch.setattr(_Prefetching, "_fill", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
         assert ours.state_dict() == state

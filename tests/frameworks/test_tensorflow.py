@@ -143,7 +143,7 @@ def test_a_state_resumes_exactly(url: str, stop: int) -> None:
         iterator = iter(first)
         seen = [next(iterator)["x"].numpy().tolist() for _ in range(stop)]
         state = json.loads(json.dumps(first.state_dict()))
-        assert len(first.penstock) == 13 - stop
+        assert first.penstock.batches_left == 13 - stop
     with loader(url, **options) as second:
         second.load_state_dict(state)
         assert len(second) == (13 - stop or 13)
@@ -206,7 +206,7 @@ def test_the_state_counts_what_came_out_whatever_runs_ahead(url: str, kind: str)
             if step == 2:
                 time.sleep(0.1)  # stages that run ahead fill up
             assert made.state_dict()["position"] == 8 * (step + 1)
-            assert len(made.penstock) == 13 - step - 1
+            assert made.penstock.batches_left == 13 - step - 1
         state = made.state_dict()
         del iterator
         assert ids(ahead(batches)[kind]) == expected(url, epochs=2, **options)[13:]  # after break: the next pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import multiprocessing
 import pickle
 import threading
 import warnings
@@ -119,6 +120,23 @@ def test_workers_that_stay_give_the_next_pass_too(data):
     assert [ids(made), ids(made), ids(made)] == native(data, 3)
 
 
+def test_workers_that_stay_stream_every_second_batch_over_several_epochs(data):
+    """A pass has three epochs of 8 batches; the two processes go on through four passes, one of them left early."""
+    options = {"epochs": 3, "shuffle": True}
+    want = native(data, 5, **options)
+    made = in_workers(data, 2, persistent_workers=True, **options)
+    assert ids(made) == want[0]
+    processes = {process.pid for process in multiprocessing.active_children()}
+    assert ids(made) == want[1]
+    assert ids(itertools.islice(made, 11)) == want[2][:11]
+    assert ids(made) == want[3]
+    with loader(data, **OPTIONS | options) as other:
+        list(itertools.islice(other, 13))  # inside the second epoch, before a batch of the second worker
+        made.dataset.load_state_dict(other.state_dict())
+    assert [ids(made), ids(made)] == [want[0][13:], want[1]]
+    assert {process.pid for process in multiprocessing.active_children()} == processes
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_after_break_comes_the_next_pass_and_no_thread_is_left(data, num_workers):
     want = native(data, 2)
@@ -171,12 +189,12 @@ def test_a_dataset_in_a_worker_is_the_same_dataset(tmp_path):
     ds = penstock.open(data.parent).where([("id", ">", 20)]).select(["year", "id"])
     batches = Batches(ds, batch_size=5)
     copied = pickle.loads(pickle.dumps(batches))
-    there = copied._dataset
-    assert there.fingerprint == ds.fingerprint
-    assert len(there) == len(ds) == 30
-    assert there.columns == ("year", "id")
-    assert there.files == ds.files
-    assert [b["year"].tolist() for b in copied] == [b["year"].tolist() for b in batches]
+    assert copied.state_dict() == batches.state_dict() == ds.loader(batch_size=5).state_dict()
+    assert len(copied) == 6
+    got, want = list(copied), list(batches)
+    assert {tuple(batch) for batch in got} == {("year", "id")}
+    assert ids(got) == ids(want)
+    assert [b["year"].tolist() for b in got] == [b["year"].tolist() for b in want]
 
 
 def test_copies_begin_where_the_original_would(data):
@@ -259,12 +277,16 @@ def test_without_a_stateful_loader_the_place_of_workers_is_not_guessed(data):
         batches.state_dict()
 
 
-def test_memory_and_threads_are_shared_out(data):
-    batches = Batches(data, **OPTIONS)
-    one, many = batches._worker_loader(1), batches._worker_loader(1000)
-    assert many._workers == 1
-    assert many._memory_bytes <= one._memory_bytes
-    assert batches._worker_loader(10**9)._memory_bytes > 0
+@pytest.mark.parametrize("num_processes", [1, 1000, 10**9])
+def test_workers_share_threads_and_memory_of_the_host(data, num_processes):
+    with penstock.open(data).loader(**OPTIONS) as one:
+        before = one.report().workers
+        one.share_host(num_processes)
+        assert one.report().workers == max(1, before // num_processes)
+        assert [batch["id"].tolist() for batch in one] == native(data)[0], "there is enough memory in any case"
+    with penstock.open(data).loader(**OPTIONS, workers=3) as one:
+        one.share_host(num_processes)
+        assert one.report().workers == 3
 
 
 def test_numbers_of_workers_share_memory_of_torch_and_stay_valid(tmp_path):

@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch")
 import penstock  # noqa: E402
 from penstock.testing import make_parquet, mixed  # noqa: E402
 from penstock.torch import loader  # noqa: E402
-from penstock.torch.device import Layout, copies, map_tensors  # noqa: E402
+from penstock.torch.device import BufferLayout, copies, map_tensors  # noqa: E402
 
 
 def test_small_columns_lie_together_and_large_ones_behind_them():
-    layout = Layout([100, 70_000, 8, 0])
+    layout = BufferLayout([100, 70_000, 8, 0])
     assert layout.offsets == [0, 768, 256, 512]
     assert (layout.small_bytes, layout.num_bytes) == (768, 768 + 70_144)
 
@@ -34,7 +34,7 @@ def test_a_batch_goes_through_one_buffer_unchanged():
         torch.tensor(3.5, dtype=torch.float64),
         torch.arange(9)[::2],
     ]
-    layout = Layout([tensor.numel() * tensor.element_size() for tensor in host])
+    layout = BufferLayout([tensor.numel() * tensor.element_size() for tensor in host])
     buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8)
     there = copies(host, layout, buffer, torch.device("cpu"))
     buffer.fill_(255)  # the next batch

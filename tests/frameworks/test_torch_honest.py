@@ -28,7 +28,7 @@ from penstock.errors import (  # noqa: E402
 from penstock.options import LoaderOptions  # noqa: E402
 from penstock.testing import make_parquet  # noqa: E402
 from penstock.torch import Batches, as_tensors, loader  # noqa: E402
-from penstock.torch.gpu import in_the_way  # noqa: E402
+from penstock.torch.gpu import why_cpu  # noqa: E402
 
 FORMS = [None, "meta"]
 """Without a device, and through the threads that feed one."""
@@ -188,14 +188,14 @@ def test_what_only_a_loader_can_do_is_said_of_batches(data, option):
 
 
 def test_devices_and_transforms_are_checked_at_once(data):
-    with pytest.raises(PlanError, match="device='foo' is no device of this PyTorch"):
+    with pytest.raises(PlanError, match="device='foo' is not a device of this PyTorch"):
         loader(data, batch_size=4, device="foo")
     with pytest.raises(PlanError, match="device_transform must be a function of the batch; got 5"):
         loader(data, batch_size=4, device_transform=5)
     if not torch.cuda.is_available():
         with pytest.raises(PlanError, match="device=0"):
             loader(data, batch_size=4, device=0)
-        with pytest.raises(PlanError, match="device='mps' is not there"):
+        with pytest.raises(PlanError, match="device='mps' is not available"):
             loader(data, batch_size=4, device="mps")
 
 
@@ -263,10 +263,10 @@ def test_what_needs_pixels_on_the_cpu_keeps_them_there(pictures, options, word, 
     assert {one.filename for one in seen} == {__file__}
 
 
-def test_options_that_leave_pictures_alone_are_not_in_the_way():
-    assert in_the_way(LoaderOptions(4), ["image"]) is None
-    assert in_the_way(LoaderOptions(4, pad={"image": 0}), ["image"])
-    assert in_the_way(LoaderOptions(4, pad={"text": 0}, on_error="raise", transform=None), ["image"]) is None
+def test_options_that_leave_pictures_alone_do_not_need_the_cpu():
+    assert why_cpu(LoaderOptions(4), ["image"]) is None
+    assert why_cpu(LoaderOptions(4, pad={"image": 0}), ["image"])
+    assert why_cpu(LoaderOptions(4, pad={"text": 0}, on_error="raise", transform=None), ["image"]) is None
 
 
 def test_a_warning_of_the_plan_names_the_line_of_the_user(data):

@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import logging
+import sys
 import threading
 import time
 
@@ -20,6 +21,7 @@ import penstock.torch  # noqa: E402
 from penstock.errors import LoaderClosed, PlanError, StateMismatch, TransformError  # noqa: E402
 from penstock.testing import assert_resumes_exactly, make_parquet  # noqa: E402
 from penstock.torch import loader  # noqa: E402
+from penstock.torch.device import Mover  # noqa: E402
 
 OPTIONS = {"batch_size": 7, "shuffle": True, "seed": 5}
 
@@ -32,17 +34,14 @@ def data(tmp_path_factory):
 
 @pytest.fixture(params=["cpu", "fed"])
 def make(request, monkeypatch):
-    """Make a loader on the CPU; "fed": through the thread of a feed, with a device that happens to be the CPU."""
+    """Make a loader on the CPU; "fed": through the threads that feed a device, which here is the CPU."""
     if request.param == "cpu":
         return loader
 
     def fed(*args, **options):
-        monkeypatch.setattr(penstock.torch.hand_over, "check_device", lambda *a, **k: torch.device("meta"))
-        monkeypatch.setattr(
-            penstock.torch.hand_over,
-            "mover_for",
-            lambda where, after, **_: penstock.torch.device.PlainMover(torch.device("cpu"), after),
-        )
+        module = sys.modules["penstock.torch.loader"]  # the attribute of this name is the function
+        monkeypatch.setattr(module, "check_device", lambda *a, **k: torch.device("meta"))
+        monkeypatch.setattr(module, "mover_for", lambda where, transform, **_: Mover(torch.device("cpu"), transform))
         return loader(*args, **options)
 
     return fed
@@ -133,8 +132,8 @@ def test_after_break_comes_the_next_pass_and_no_thread_is_left(data, make):
     assert not feeds()
 
 
-def test_the_length_is_what_comes_and_inside_a_pass_the_whole_of_it(data, make):
-    """Lightning and progress bars ask inside the loop and count from the beginning of the pass."""
+def test_the_length_is_what_this_iteration_gives_and_stays_so_inside_the_loop(data, make):
+    """Lightning and progress bars ask inside the loop and count from its beginning."""
     with make(data, **OPTIONS) as batches:
         state = None
         for step, _ in enumerate(batches, 1):
@@ -145,8 +144,17 @@ def test_the_length_is_what_comes_and_inside_a_pass_the_whole_of_it(data, make):
         batches.load_state_dict(state)
         assert len(batches) == 5
         running = iter(batches)
+        for left in (4, 3):
+            next(running)
+            assert len(batches) == 8, "Lightning goes on counting where its checkpoint was"
+            assert batches.batches_left == left
+        assert len(list(running)) == 3
         assert len(batches) == 8
-        assert len(list(running)) == 5
+        batches.load_state_dict(state)
+        running = iter(batches)
+        batches.load_state_dict(state)
+        assert len(batches) == 5
+        del running
     with make(data, **OPTIONS, epochs=None) as endless, pytest.raises(TypeError, match="no length"):
         len(endless)
 

@@ -251,7 +251,7 @@ def test_a_prepared_data_loader_does_not_lose_a_loaded_state(folder):
     made = Batches(folder / "train", **options)
     prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(made, batch_size=None))
     made.load_state_dict(state)
-    with pytest.raises(PlanError, match=r"state of pass 1 was loaded, and set_epoch\(0\) would lose it"):
+    with pytest.raises(PlanError, match=r"state of pass 1 was loaded, and set_epoch\(0\) would discard it"):
         next(iter(prepared))
     prepared.set_epoch(1)
     assert [batch["id"].tolist() for batch in prepared] == want
@@ -351,7 +351,7 @@ def test_a_loader_is_not_iterated_as_another_rank(folder, become_rank_1):
     with penstock.open(folder / "train").loader(batch_size=64) as found:
         assert len(list(found)) == len(found)
         become_rank_1()
-        with pytest.raises(PlanError, match=r"made for rank 0 of 1, but the environment .* rank 1 of 2"):
+        with pytest.raises(PlanError, match=r"made for rank 0 of 1, but according to the environment .* rank 1 of 2"):
             iter(found)
     with penstock.open(folder / "train").loader(batch_size=64, rank=0, world=1) as given:
         assert sum(len(batch["id"]) for batch in given) == NUM_ROWS
@@ -365,6 +365,6 @@ def test_batches_are_not_iterated_as_another_rank(folder, become_rank_1, workers
     made = DataLoader(Batches(folder / "train", batch_size=64), batch_size=None, **workers)
     given = DataLoader(Batches(folder / "train", batch_size=64, rank=0, world=1), batch_size=None, **workers)
     become_rank_1()
-    with pytest.raises(PlanError, match=r"made for rank 0 of 1, but the environment .* rank 1 of 2"):
+    with pytest.raises(PlanError, match=r"made for rank 0 of 1, but according to the environment .* rank 1 of 2"):
         next(iter(made))
     assert sum(len(batch["id"]) for batch in given) == NUM_ROWS

@@ -376,7 +376,7 @@ def test_the_cache_stays_and_your_files_too(table, tmp_path):
 
 def test_workers_are_no_more_than_cores(table):
     with make_reader(table, workers_count=10_000) as reader:
-        assert reader._loader._workers <= max(2, cores())
+        assert reader.loader.report().workers <= max(2, cores())
 
 
 def test_a_transform_of_the_script_goes_to_processes(table, tmp_path):

@@ -272,6 +272,28 @@ def test_a_state_goes_on_with_other_shards_and_takes_its_seed_along(table):
     assert sorted(seen) == list(range(TOTAL))
 
 
+@pytest.mark.parametrize("shuffle_rows", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 4)])
+def test_a_reader_stopped_inside_a_batch_goes_on_with_other_shards(tmp_path, before, after, shuffle_rows):
+    """The engine makes many rows at once; a state is that of the row, and every other row comes once."""
+    data = make_parquet(tmp_path / "data", [[40, 25], [33]])
+    for taken in (1, 17, 32):
+        seen, states = [], []
+        for shard in range(before):
+            with make_reader(data, seed=3, shuffle_rows=shuffle_rows, cur_shard=shard, shard_count=before) as reader:
+                seen += [int(next(reader).id) for _ in range(taken)]
+                states.append(json.dumps(reader.state_dict()))
+        assert len(set(states)) == 1
+        for shard in range(after):
+            with make_reader(data, seed=3, shuffle_rows=shuffle_rows, cur_shard=shard, shard_count=after) as reader:
+                reader.load_state_dict(json.loads(states[0]))
+                left, rest = len(reader), ids(reader)
+                assert left == len(rest)
+                assert left - (98 - before * taken) // after in (0, 1)
+                seen += rest
+        assert sorted(seen) == list(range(98))
+
+
 def test_states_of_rows_and_of_batches_are_not_mixed_up(table):
     with make_reader(table, seed=1) as by_row, make_batch_reader(table, seed=1) as by_batch:
         next(by_row)

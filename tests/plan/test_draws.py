@@ -121,9 +121,9 @@ def test_the_length_is_what_comes_and_a_saved_place_goes_on(left, stop, seed, sk
     saved, now_left = json.loads(json.dumps(deck.to_json())), list(deck.left)
     length, rest = deck.length(), play(deck)
     assert len(rest) == length
-    again = Deck(Draws([1] * len(left), seed), stop)
-    again.load(saved)
-    again.begin([99 if count == 0 else count for count in now_left])  # who has ended says what the next pass has
+    other = Deck(Draws([1] * len(left), seed), stop)
+    # A source that has ended says what its next pass has.
+    again = other.at(other.mark_of(saved), [99 if count == 0 else count for count in now_left])
     assert again.length() == length
     assert play(again) == rest
 
@@ -179,9 +179,9 @@ def test_a_source_that_ends_unasked_ends_the_pass_or_leaves_the_draw():
 def test_states_of_something_else_are_refused(change, match):
     deck = fresh([3, 3], "all")
     with pytest.raises(StateMismatch, match=match):
-        deck.load(deck.to_json() | change)
+        deck.mark_of(deck.to_json() | change)
 
 
 def test_a_state_that_is_no_dict_is_refused():
     with pytest.raises(StateMismatch, match="got str"):
-        fresh([3], "all").load("{}")
+        fresh([3], "all").mark_of("{}")

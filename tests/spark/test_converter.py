@@ -388,7 +388,7 @@ def test_delete_removes_the_folder_and_may_be_called_twice(spark, cache) -> None
         converter.delete()
     begun = time.monotonic()
     with pytest.raises(RuntimeError, match=r"deleted by converter\.delete\(\).*make the converter again"):
-        converter.source(1, None, 2, {}).open()
+        converter.make_torch_dataloader(batch_size=2, num_epochs=1).__enter__()
     assert time.monotonic() - begun < 5  # nothing to wait for
     again = make_spark_converter(df)  # not the folder that is gone
     assert len(table_of(again)) == 5

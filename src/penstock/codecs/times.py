@@ -29,6 +29,22 @@ def in_unit(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
         return in_unit_or_nat(values, np.dtype(dtype))
 
 
+def nanoseconds(values: NDArray[Any]) -> NDArray[np.int64] | None:
+    """Return times since 1970, or durations, as int64 nanoseconds, NaT as the least int64; None where one has none.
+
+    These are times outside of the years 1677 to 2262, and durations in months or years, which have no fixed length.
+    """
+    target = np.dtype(f"{values.dtype.kind}8[ns]")
+    if values.dtype == target:
+        return values.view(np.int64)
+    try:
+        found = in_unit(values, target)
+    except TypeError:
+        return None
+    same = bool(((found.astype(values.dtype) == values) | np.isnat(values)).all())
+    return found.view(np.int64) if same else None
+
+
 def in_unit_or_nat(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return times as `dtype`, which is finer than that of the values; NaT where one does not fit, or just does."""
     unit, count = np.datetime_data(values.dtype)

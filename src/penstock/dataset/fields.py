@@ -17,7 +17,7 @@ from penstock.dataset.columns import pick_columns
 from penstock.dataset.partitions import Partition, cast_partition
 from penstock.errors import SchemaError, UnsupportedType, close_names
 from penstock.schema.arrow import arrow_schema, infer_unischema
-from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.schema.unischema import Unischema, UnischemaField, schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -155,7 +155,7 @@ def _finish(known: Known, fields: dict[str, UnischemaField]) -> Columns:
     }
     types = known.available | {name: partition.field for name, partition in partitions.items()}
     origin = known.given or known.stored
-    name = origin._name if origin is not None else "inferred_schema"
+    name = schema_name(origin) if origin is not None else "inferred_schema"
     declared = None if origin is None else frozenset(told)
     unischema = Unischema(name, list(fields.values()))
     return Columns(unischema, pa.schema([types[field] for field in fields]), partitions, declared)

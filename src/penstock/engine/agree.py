@@ -7,7 +7,7 @@ makes the columns, and then one batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +23,7 @@ from penstock.errors import SchemaError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.engine.base_loader import BaseLoader
     from penstock.engine.columns import Column
     from penstock.engine.padding import Padding
     from penstock.engine.stages import Batch
@@ -83,18 +84,21 @@ def _differ(lacks: Mapping[int, Sequence[str]]) -> str:
     return text + "or pass missing='null' to have nulls instead"
 
 
-def columns_given(loader: Loader, index: int) -> Given | None:
+def columns_given(loader: BaseLoader, index: int) -> Given | None:
     """Return the columns of a loader's batches; None where it has no batch to show and a transform makes them.
 
     Raises:
         SchemaError: its first rows could not be loaded to see what its transform makes of them.
     """
+    if not isinstance(loader, Loader):
+        given: Given = cast("Any", loader).agreed.columns  # of a mix inside the mix
+        return given
     if any(isinstance(stage, Transform | SpecStage | Fold) for stage in loader.stages):
         return _seen(loader, index)
     pads, names = padded_columns(loader.stages), output_columns(loader.stages) or []
     columns = [column for column in loader._facts.columns if column.name in names]
-    given = {column.name: _nulls_of(column, pads.get(column.name)) for column in columns}
-    return given | {MASK: _all_valid} if loader._options.remainder == "pad" else given
+    found: dict[str, Nulls] = {column.name: _nulls_of(column, pads.get(column.name)) for column in columns}
+    return found | {MASK: _all_valid} if loader.pads else found
 
 
 def _nulls_of(column: Column, padding: Padding | None) -> Nulls:
@@ -109,12 +113,8 @@ def _nulls_of(column: Column, padding: Padding | None) -> Nulls:
 
 def _seen(loader: Loader, index: int) -> Given | None:
     """Load the first batch in natural order, in this thread: one row group or two, not a window."""
-    plain = replace(
-        loader._options, shuffle=False, lanes=None, epochs=1, rank=0, world=1, drop_last=False, pool="serial"
-    )
     try:
-        with Loader(loader._facts, plain, loader._make) as first:
-            batch = next(iter(first), None)
+        batch = loader.probe()
     except Exception as error:
         raise SchemaError(
             f"loader {index} of the mix has a transform, and what columns it makes was not found out from its first "

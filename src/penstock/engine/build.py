@@ -10,12 +10,13 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from penstock.codecs import Cells
 from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk
+from penstock.engine.delivery import Origin
 from penstock.engine.gather import Gathered, Picks, Runs, gather
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.room import Room, within
@@ -104,22 +105,13 @@ class Span:
         return self.work.start_of(batch) - self.lo, self.work.end_of(batch) - self.lo
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(NamedTuple):
     """One finished batch."""
 
-    work: EpochWork
-    first: int
-    """The first item of the epoch, this rank's, that is in it."""
-    end: int
-    """Items of the epoch, this rank's, that are out once this batch is delivered."""
     batch: Batch
+    origin: Origin
     num_rows: int
     skipped: tuple[Skipped, ...]
-    fold: NDArray[np.int64] | None = None
-    """Which rows of the batch each item consists of, where items are windows and the batch is not folded."""
-    kept: NDArray[np.int64] | None = None
-    """Which items, counted from `first`, are in it; None: all."""
 
 
 Chunks = dict[int, Chunk | LostChunk]
@@ -285,7 +277,7 @@ class Builder:
         for one in _split(span):
             if ready:
                 batch = self._cut(cast("list[tuple[int, int, int]]", one.runs), ready)
-                made.append(Built(span.work, one.lo, one.hi, batch, one.hi - one.lo, ()))
+                made.append(Built(batch, Origin(span.work.plan, one.lo, one.hi), one.hi - one.lo, ()))
             else:
                 made += self.build(one, chunks, views=True, finish=finish)
         if ready:
@@ -331,11 +323,12 @@ class Builder:
         """Cut finished columns into batches without a call for each column; `_each` is the plain twin."""
         began = time.perf_counter()
         made: Results = []
+        plan = span.work.plan
         for step in range(span.first_step, span.end_step):
             lo, hi = span.rows_of(step)
             first, end = span.work.start_of(step), span.work.end_of(step)
             batch: Batch = {name: values[lo:hi] for name, values in columns.items()}
-            made.append(Built(span.work, first, end, batch, hi - lo, (), span.windows))
+            made.append(Built(batch, Origin(plan, first, end, span.windows), hi - lo, ()))
         self.stats.finished(time.perf_counter() - began)
         return made
 
@@ -396,10 +389,9 @@ class Builder:
         kept = None if keep is None and not part.skipped else part.kept(keep)
         self.stats.finished(time.perf_counter() - began)
         work, num_rows = span.work, len(next(iter(batch.values()))) if batch else 0
-        return Built(
-            work, work.start_of(part.step), work.end_of(part.step), batch, num_rows, part.skipped + skipped,
-            None if stage_of(self.stages, Fold) else windows, kept,
-        )  # fmt: skip
+        first, end = work.start_of(part.step), work.end_of(part.step)
+        made_of = Origin(work.plan, first, end, None if stage_of(self.stages, Fold) else windows, kept)
+        return Built(batch, made_of, num_rows, part.skipped + skipped)
 
     def _batch_around(
         self, span: Span, step: int, place: tuple[Chunks, NDArray[np.int64], NDArray[np.int64]], finish: Any

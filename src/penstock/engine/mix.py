@@ -9,30 +9,31 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.engine.agree import Agreed, columns_given
-from penstock.engine.loader import Loader
-from penstock.engine.passes import ENDED
-from penstock.errors import LoaderClosed, PlanError, StateMismatch
+from penstock.engine.base_loader import BaseLoader
+from penstock.engine.delivery import Delivery, Stream
+from penstock.engine.engine_stream import Ticket
+from penstock.engine.stages import Batch
+from penstock.errors import PlanError, StateMismatch
 from penstock.options import one_of
-from penstock.plan.draws import Deck, Draws
+from penstock.plan.draws import Deck, Draws, Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from penstock.engine.stages import Batch
-    from penstock.plan import EpochPlan
+    from penstock.engine.build import Skipped
+    from penstock.engine.loader import Loader
     from penstock.plan.draws import Stop
 
 Missing = Literal["error", "null"]
 
 
 def mix(
-    loaders: Iterable[tuple[Loader, float]], *, seed: int = 0, stop: Stop = "first", missing: Missing = "error"
+    loaders: Iterable[tuple[BaseLoader, float]], *, seed: int = 0, stop: Stop = "first", missing: Missing = "error"
 ) -> Mix:
     """Return an iterable of batches, each drawn from one of the loaders with a probability in proportion to its weight.
 
@@ -59,309 +60,327 @@ def mix(
     return Mix([loader for loader, _ in pairs], [weight for _, weight in pairs], seed=seed, stop=stop, missing=missing)
 
 
-class Mix:
-    """Iterable of batches (dict of column -> array) drawn from several loaders; see `mix` for the options.
+class MixPlace(NamedTuple):
+    """The place of a mix: its draws, and a place of each loader."""
 
-    Iterating again after the end, or after `break`, starts the next pass; after `load_state_dict` iteration goes on
-    exactly where the state was taken. One iterator at a time: a new one ends the one before it.
-    """
+    mark: Mark
+    loaders: tuple[Any, ...]
+    source: int | None = None
+    """Index of the loader that the last batch came from."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Orders the places of one stream."""
+        return self.mark.pass_number, self.mark.num_draws
+
+
+class Mix(BaseLoader):
+    """Iterable of batches (dict of column -> array) drawn from several loaders; see `mix` for the options."""
+
+    _endless = "a mix with loaders of epochs=None that never stop it has no length"
+    _closed = "the mix is closed; make another one from new loaders"
 
     def __init__(
-        self, loaders: Sequence[Loader], weights: Sequence[float], *, seed: int, stop: Stop, missing: Missing
+        self, loaders: Sequence[BaseLoader], weights: Sequence[float], *, seed: int, stop: Stop, missing: Missing
     ) -> None:
         _check(loaders)
-        self._loaders = tuple(loaders)
+        self.loaders = tuple(loaders)
+        """What it draws from: it iterates and closes them."""
         self._deck = Deck(Draws(weights, seed), stop)
-        self._agreed = Agreed.of(
+        self.agreed = Agreed.of(
             [columns_given(loader, index) for index, loader in enumerate(loaders)], fill=missing == "null"
         )
-        self._closed = False
-        self._lock = threading.RLock()
-        """Held where the place of the mix moves, never while waiting: a thread may save while another one iterates."""
-        self._states = [loader.state_dict() for loader in loaders]
-        """Where each loader is as far as the consumer has got; a loader that is elsewhere is put there when drawn."""
-        self._marks: list[tuple[EpochPlan, int] | None] = [None] * len(loaders)
-        """Plan and steps of a loader's last batch, where its entry of `_states` is out of date: a state takes 50 us."""
-        self._deck.begin(self._left())
-        self._active: weakref.ref[_Pass] | None = None
-        """Weak: an iterator that nobody holds any more (after `break`) ends at once, and the loaders' threads too."""
-        self._delivered = False
-        self._source: int | None = None
+        """The columns of every batch, and how absent ones are filled."""
+        super().__init__(MixPlace(self._deck.mark, tuple(loader.place() for loader in loaders)))
 
-    # -- iteration ------------------------------------------------------------------------------------------------
+    # -- streams --------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Batch]:
-        self._check_open()
-        self._end_pass()
-        if self._delivered:
-            self._advance()
-        started = _Pass(self)
-        self._active = weakref.ref(started)
-        return started
+    def _open(self, place: MixPlace, every: tuple[int, int], number: int) -> Stream[Batch]:
+        return MixStream(self, place, every, Ticket(self._progress, number))
 
-    def __len__(self) -> int:
-        length = self._deck.length()
-        if length is None:
-            raise TypeError("a mix with loaders of epochs=None that never stop it has no length")
-        return length
+    def deck_at(self, place: MixPlace) -> Deck:
+        """Return the draws from a place on."""
+        return self._deck.at(place.mark, self._left(place))
 
-    # -- state ----------------------------------------------------------------------------------------------------
+    def _left(self, place: MixPlace) -> list[int | None]:
+        return [loader.count(one) for loader, one in zip(self.loaders, place.loaders, strict=True)]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place of this run as small JSON: the draws made, and the states of all loaders.
+    def pass_after(self, place: MixPlace) -> MixPlace:
+        """Return the start of the next pass; every loader that has an end is at the start of one of its own."""
+        left = self._left(place)
+        each = zip(self.loaders, place.loaders, left, strict=True)
+        begun = tuple(one if count is None else loader.next_pass_after(one) for loader, one, count in each)
+        return MixPlace(Mark(place.mark.pass_number + 1, 0, (False,) * len(begun)), begun, place.source)
 
-        Counts what the consumer has received. The same on every rank at the same step where those of the loaders are.
+    # -- places and states ----------------------------------------------------------------------------------------
+
+    def state_of(self, place: MixPlace) -> dict[str, Any]:
+        """Return a place as small JSON: the draws made, and the states of all loaders."""
+        states = [loader.state_of(one) for loader, one in zip(self.loaders, place.loaders, strict=True)]
+        return self._deck.to_json(place.mark) | {"loaders": states}
+
+    def place_of(self, state: Mapping[str, Any]) -> MixPlace:
+        """Return the place of a state of the same loaders, in the same order, and seed; weights and `stop` may differ.
+
+        Raises StateMismatch saying which part differs.
         """
-        with self._lock:
-            return self._deck.to_json() | {"loaders": [self._state(index) for index in range(len(self._loaders))]}
-
-    def _state(self, index: int) -> dict[str, Any]:
-        """Return the state of a loader after its last batch that the consumer has, worked out when somebody asks."""
-        loader, mark = self._loaders[index], self._marks[index]
-        if mark is not None:
-            self._states[index] = loader.state_after(*mark)
-            self._marks[index] = None
-        return self._states[index]
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of a mix of the same loaders, in the same order, and seed; weights and `stop` may differ.
-
-        Ends a running iterator. Raises StateMismatch saying which part differs; the mix is then where it was.
-        """
-        self._check_open()
-        before = self.state_dict()
-        self._end_pass()
-        try:
-            self._load(state)
-        except BaseException:
-            self._load(before)
-            raise
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._deck.load(state)
-        states = state.get("loaders")
-        if not isinstance(states, list) or len(states) != len(self._loaders):
+        mark, states = self._deck.mark_of(state), state.get("loaders")
+        if not isinstance(states, list) or len(states) != len(self.loaders):
             found = len(states) if isinstance(states, list) else repr(states)
-            raise StateMismatch(f"cannot resume: the state has {found} loaders, this mix {len(self._loaders)}")
-        for index, (loader, one) in enumerate(zip(self._loaders, states, strict=True)):
+            raise StateMismatch(f"cannot resume: the state has {found} loaders, this mix {len(self.loaders)}")
+        places = []
+        for index, (loader, one) in enumerate(zip(self.loaders, states, strict=True)):
             try:
-                loader.load_state_dict(one)
+                places.append(loader.place_of(one))
             except StateMismatch as error:
                 raise StateMismatch(f"loader {index} of the mix: {error}") from error
-        with self._lock:
-            self._states, self._marks = [loader.state_dict() for loader in self._loaders], [None] * len(self._loaders)
-            self._deck.begin(self._left())
-            self._delivered, self._source = False, None
-        if not self._deck.at_start and self._deck.next() is None:  # saved by another thread, at the very end of a pass
-            self._advance()
+        place = MixPlace(mark, tuple(places))
+        # Under other weights the next draw may end the pass.
+        return self.pass_after(place) if mark.num_draws and self.deck_at(place).next() is None else place
+
+    def place_at(self, pass_number: int) -> MixPlace:
+        """Return the place at the beginning of a pass, with every loader at the beginning of that pass of its own."""
+        begun = tuple(loader.place_at(pass_number) for loader in self.loaders)
+        return MixPlace(Mark(pass_number, 0, (False,) * len(begun)), begun)
+
+    def place_after(self, place: MixPlace, batches: int) -> MixPlace | None:
+        """Return the place so many batches further; None where the pass has no batch there."""
+        deck, taken, source = self.deck_at(place), [0] * len(self.loaders), place.source
+        for _ in range(batches):
+            source = deck.next()
+            if source is None:
+                return None
+            deck.took(source)
+            taken[source] += 1
+        if deck.next() is None:
+            return None
+        places = []
+        for loader, one, count in zip(self.loaders, place.loaders, taken, strict=True):
+            places.append(loader.place_after(one, count) or loader.next_pass_after(one) if count else one)
+        return MixPlace(deck.mark, tuple(places), source)
+
+    def next_pass_after(self, place: MixPlace) -> MixPlace:
+        """Return the beginning of the next pass; the place itself if it is the beginning of one."""
+        return self.pass_after(place) if place.mark.num_draws else place
+
+    def pass_of(self, place: MixPlace) -> int:
+        """Return the number of the pass that a place lies in."""
+        return place.mark.pass_number
+
+    def count(self, place: MixPlace) -> int | None:
+        """Return the batches from a place to the end of its pass; None: it has no end, or none that is known."""
+        return self.deck_at(place).length()
 
     # -- what it says about itself ----------------------------------------------------------------------------------
 
     @property
     def source(self) -> int | None:
         """Index of the loader that the last batch came from; None before the first one."""
-        return self._source
+        found: int | None = self.place().source
+        return found
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of every batch, in order."""
-        return tuple(self._agreed.columns)
-
-    @property
-    def pass_number(self) -> int:
-        """The pass of the mix, counted from 0, that the next batch belongs to; moves on with the last one of a pass."""
-        return self._deck.pass_number
+        return tuple(self.agreed.columns)
 
     @property
     def rank(self) -> int:
         """The rank the loaders read for."""
-        return self._loaders[0].rank
+        return self.loaders[0].rank
 
     @property
     def world(self) -> int:
         """The number of ranks that share the order."""
-        return self._loaders[0].world
+        return self.loaders[0].world
+
+    def inside(self) -> tuple[Loader, ...]:
+        """Return the loaders of this mix and of those inside of it."""
+        return tuple(one for loader in self.loaders for one in loader.inside())
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The rows that all loaders left out of received batches, loader by loader."""
+        return [one for loader in self.loaders for one in loader.skipped]
 
     def stats(self) -> dict[str, float]:
         """Return the loaders' counters, added up."""
         total: Counter[str] = Counter()
-        for loader in self._loaders:
+        for loader in self.loaders:
             total.update(loader.stats())
         return dict(total)
 
     def __repr__(self) -> str:
-        length = self._deck.length()
-        left = "endless" if length is None else f"{length} batches left"
-        return f"Mix({len(self._loaders)} loaders, rank={self.rank}/{self.world}, {left})"
-
-    # -- the end --------------------------------------------------------------------------------------------------
+        left = self.batches_left
+        length = "endless" if left is None else f"{left} batches left"
+        return f"Mix({len(self.loaders)} loaders, rank={self.rank}/{self.world}, {length})"
 
     def close(self) -> None:
         """Close all loaders; the mix cannot be used again."""
-        self._closed = True
+        super().close()
         with contextlib.ExitStack() as stack:  # one that fails does not keep the others open
-            for loader in self._loaders:
+            for loader in self.loaders:
                 stack.callback(loader.close)
 
-    def __enter__(self) -> Mix:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+class MixStream(Stream[Batch]):
+    """Deliveries of a mix: draws follow what was taken, the state what was acknowledged."""
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a mix is not pickled or copied; make one in the other process and give it the state_dict()")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LoaderClosed("the mix is closed; make another one from new loaders")
-
-    # -- passes -----------------------------------------------------------------------------------------------------
-
-    def _left(self) -> list[int | None]:
-        return [_left(loader) for loader in self._loaders]
-
-    def _end_pass(self) -> None:
-        with self._lock:
-            self._active = None
-        for loader in self._loaders:
-            loader._end_pass()
-
-    def _advance(self) -> None:
-        """Go to the start of the next pass, and every loader that has an end to the start of its own."""
-        self._end_pass()
-        endless = [left is None for left in self._left()]
-        for loader, goes_on in zip(self._loaders, endless, strict=True):
-            if not goes_on:
-                loader.next_pass()
-        with self._lock:
-            for index, goes_on in enumerate(endless):
-                if not goes_on:
-                    self._states[index], self._marks[index] = self._loaders[index].state_dict(), None
-            self._deck.advance()
-            self._deck.begin(self._left())
-            self._delivered = False
-
-    # -- called by the pass -----------------------------------------------------------------------------------------
-
-    def _is_active(self, one: _Pass) -> bool:
-        active = self._active
-        return active is not None and active() is one
-
-    def _pick(self, one: _Pass) -> int | None:
-        with self._lock:
-            if not self._is_active(one):
-                self._check_open()
-                if self._active is not None and self._active() is not None:
-                    raise LoaderClosed(ENDED)
-                return None
-            return self._deck.next()
-
-    def _iterate(self, index: int) -> Iterator[Batch]:
-        """Return an iterator of a loader that goes on where the consumer has got to."""
-        loader, state = self._loaders[index], self._state(index)
-        if loader._delivered or loader.state_dict() != state:
-            loader.load_state_dict(state)
-        return iter(loader)
-
-    def _move(self, one: _Pass, index: int) -> bool:
-        """Move on by one batch; returns False if the pass was ended before."""
-        loader = self._loaders[index]
-        with self._lock:
-            if not self._is_active(one):
-                return False
-            self._marks[index] = loader._progress
-            self._deck.took(index)
-            self._delivered, self._source = True, index
-            over, ended = self._deck.next() is None, self._deck.ended[index]
-        if over:
-            self._advance()
-        elif ended:
-            loader.next_pass()  # gives back its threads and its memory now
-        return True
-
-    def _ran_out(self, one: _Pass, index: int) -> None:
-        with self._lock:
-            if self._is_active(one):
-                self._states[index], self._marks[index] = self._loaders[index].state_dict(), None
-                self._deck.ran_out(index)
-
-
-class _Pass:
-    """The iterator of one pass of a mix; holds the iterators of the loaders, whose threads live no longer than they."""
-
-    def __init__(self, owner: Mix) -> None:
+    def __init__(self, owner: Mix, place: MixPlace, every: tuple[int, int], ticket: Ticket) -> None:
         self._mix = owner
-        self._iterators: dict[int, Iterator[Batch]] = {}
+        self._at = place
+        """Behind what was taken."""
+        self._deck = owner.deck_at(place)
+        self._start, (self._first, self._step) = place, every
+        self._progress, self._number = ticket
+        self._num_taken = 0
+        self._is_through = False
+        self._front: Callable[[], Stream[Any] | None] | None = None
+        """Weak: the outermost stream with a thread that takes from here; None: the consumer takes."""
+        self._streams: dict[int, Stream[Batch]] = {}
+        """Of the loaders drawn so far."""
+        self._unacknowledged: deque[tuple[MixPlace, int, Any]] = deque()
+        self._lock = threading.RLock()
+        self._taking = threading.RLock()
 
-    def __iter__(self) -> _Pass:
-        return self
+    @property
+    def length(self) -> int | None:  # type: ignore[override]
+        """Deliveries in all; follows the draws, about 30 ns each."""
+        count = self._mix.count(self._start)
+        return None if count is None else max(0, -(-(count - self._first) // self._step))
 
-    def __next__(self) -> Batch:
+    @property
+    def end(self) -> MixPlace:
+        """The start of the next pass, known once `take` returned None."""
+        return self._mix.pass_after(self._at) if self._at.mark.pass_number == self._start.mark.pass_number else self._at
+
+    def take(self) -> Delivery[Batch] | None:
+        """Return the next delivery; None at the end of the pass."""
         try:
-            return self._take()
-        except BaseException:  # nobody shall go on behind what went wrong
-            if self._mix._is_active(self):
-                self._mix._end_pass()
-            self._iterators.clear()
+            with self._taking:
+                while True:
+                    delivery = self._take()
+                    if delivery is None or (self._num_taken - 1) % self._step == self._first:
+                        return delivery
+        except BaseException:  # an interrupt may have lost a batch: nothing comes after the gap
+            self.release()
             raise
 
-    def _take(self) -> Batch:
-        mix = self._mix
-        while (index := mix._pick(self)) is not None:
-            if index not in self._iterators:
-                self._iterators[index] = mix._iterate(index)
-            try:
-                batch = next(self._iterators[index])
-            except StopIteration:  # earlier than its length said, or it has none
-                mix._ran_out(self, index)
+    def _take(self) -> Delivery[Batch] | None:
+        while not self._is_through:
+            self._progress.check(self._number)
+            index = self._deck.next()
+            if index is None:
+                self._is_through = True
+                break
+            stream = self._stream(index)
+            delivery = stream.take()
+            if delivery is None:  # earlier than its length said, or it has none
+                self._deck.ran_out(index)
+                self._move(index, stream.end)
                 continue
-            batch = mix._agreed.complete(batch, index)
-            if not mix._move(self, index):
-                self._refuse()
-            return batch
-        if mix._is_active(self):
-            mix._advance()
-        raise StopIteration
-
-    def _refuse(self) -> NoReturn:
-        """End an iterator after another one was made, a state loaded or the mix closed."""
-        self._mix._check_open()
-        raise StopIteration
-
-
-def _left(loader: Loader) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
+            batch = self._mix.agreed.complete(delivery.batch, index)
+            self._deck.took(index)
+            if self._deck.ended[index]:
+                stream.take()  # None: gives back its threads and its memory now
+            place = self._move(index, delivery.place)
+            if self._deck.next() is None:
+                self._at = place = self._mix.pass_after(place)
+            self._num_taken += 1
+            with self._lock:
+                self._unacknowledged.append((place, index, delivery.place))
+            return delivery._replace(batch=batch, place=place)
         return None
 
+    def _stream(self, index: int) -> Stream[Batch]:
+        if index not in self._streams:
+            stream = self._mix.loaders[index].stream(start=self._at.loaders[index])
+            if self._front is not None:
+                stream.note_ahead(self)
+            self._streams[index] = stream
+        return self._streams[index]
 
-def _pair(index: int, pair: Any) -> tuple[Loader, float]:
+    def _move(self, index: int, place: Any) -> MixPlace:
+        places = list(self._at.loaders)
+        places[index] = place
+        self._at = MixPlace(self._deck.mark, tuple(places), index)
+        return self._at
+
+    def received(self, place: MixPlace, waited_s: float = 0.0) -> None:
+        """Acknowledge all deliveries up to a place, with the loaders they came from."""
+        is_end = self._is_through and not self._unacknowledged
+        self._progress.received(self._number, place, is_end=is_end)
+        with self._lock:
+            while self._unacknowledged and self._unacknowledged[0][0].key <= place.key:
+                _, index, one = self._unacknowledged.popleft()
+                self._streams[index].received(one, waited_s)
+                waited_s = 0.0
+        self.is_over = self.is_over or is_end
+
+    def ready(self) -> int:
+        """Return how many batches of the loader whose turn it is are made and wait."""
+        index = None if self._is_through else self._deck.next()
+        return self._streams[index].ready() if index in self._streams else 0
+
+    def before_state(self, function: Callable[[], None]) -> None:
+        """Have a function called by state_dict() and len() of the mix."""
+        self._progress.before_state(self._number, function)
+
+    def note_hand_over(self, seconds: float) -> None:
+        """Count work between the engine and the consumer, for the loader drawn last."""
+        if self._at.source is not None:
+            self._streams[self._at.source].note_hand_over(seconds)
+
+    def note_waiting(self, waiting: bool) -> None:
+        """Note that the consumer begins or ends a wait."""
+        for stream in list(self._streams.values()):
+            stream.note_waiting(waiting)
+
+    def note_ahead(self, front: Stream[Any]) -> None:
+        """Note that a thread of `front` takes ahead of the consumer."""
+        self._front = weakref.ref(front)
+        for stream in self._streams.values():
+            stream.note_ahead(self)
+
+    def release(self) -> None:
+        """End the streams of all loaders."""
+        with contextlib.ExitStack() as stack:
+            for one in list(self._streams.values()):
+                stack.callback(one.release)
+
+    def stop(self) -> None:
+        """End the streams of all loaders, and the threads in front."""
+        self.release()
+        front = None if self._front is None else self._front()
+        if front is not None:
+            front.stop()
+
+
+def _pair(index: int, pair: Any) -> tuple[BaseLoader, float]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:  # not unpacked: a loader would give its batches
         raise PlanError(f"a mix takes pairs (loader, weight); item {index} is {pair!r}")
     loader, weight = pair
-    if not isinstance(loader, Loader):
-        raise TypeError(f"a mix takes loaders, as Dataset.loader gives them; item {index} is a {type(loader).__name__}")
+    if not isinstance(loader, BaseLoader):
+        raise TypeError(
+            f"a mix takes loaders, as Dataset.loader and mix give them; item {index} is a {type(loader).__name__}"
+        )
     if isinstance(weight, bool) or not isinstance(weight, Real) or not float(weight) > 0:
         raise PlanError(f"weights must be numbers above 0; that of loader {index} is {weight!r}")
     return loader, float(weight)
 
 
-def _check(loaders: Sequence[Loader]) -> None:
+def _check(loaders: Sequence[BaseLoader]) -> None:
     if not loaders:
         raise PlanError("a mix needs at least one pair (loader, weight); got none")
     seen: dict[int, int] = {}
     for index, loader in enumerate(loaders):
-        if id(loader) in seen:
-            raise PlanError(
-                f"loaders {seen[id(loader)]} and {index} of the mix are one and the same; add up their weights, or "
-                "make two from the dataset"
-            )
-        seen[id(loader)] = index
+        for one in loader.inside():
+            if id(one) in seen:
+                raise PlanError(
+                    f"loaders {seen[id(one)]} and {index} of the mix are one and the same, or share a loader; add up "
+                    "their weights, or make two from the dataset"
+                )
+        seen |= {id(one): index for one in loader.inside()}
         if (loader.rank, loader.world) != (loaders[0].rank, loaders[0].world):
             raise PlanError(
                 f"loader 0 of the mix reads for rank {loaders[0].rank} of {loaders[0].world}, loader {index} for rank "

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.loader import Loader
-    from penstock.engine.stats import Step
+    from penstock.engine.stats import Stats, Step
 
 __all__ = ["Report"]
 
@@ -265,22 +264,10 @@ class Report:
         return exposition(self, {"rank": str(self.rank), "world": str(self.world), **labels}, WAIT_BOUNDS)
 
 
-def make_report(loader: Loader) -> Report:
-    """Return the report of a loader as it stands now."""
-    stats, options, make = loader._stats, loader._options, loader._make
-    return Report(
-        stats=stats.as_dict(),
-        steps=steps_of(stats.last_steps(), stats.batches),
-        waits=tuple(stats.waits()),
-        rank=loader.rank,
-        world=loader.world,
-        workers=1 if options.pool == "serial" else loader._workers,
-        pool=options.pool,
-        has_transform=options.transform is not None or make.rowwise is not None,
-        num_waiting=loader.num_waiting(),
-        num_skipped=len(loader._skipped),
-        hands_over_ahead=loader._hands_over_ahead,
-    )
+def make_report(stats: Stats, **known: Any) -> Report:
+    """Return the report of a loader's counters as they stand now; `known` are the other fields of `Report`."""
+    steps = steps_of(stats.last_steps(), stats.batches)
+    return Report(stats=stats.as_dict(), steps=steps, waits=tuple(stats.waits()), **known)
 
 
 _ADVICE = {

@@ -85,19 +85,6 @@ class Stats:
             sums = self.read_s, self.gather_s, self.finish_s, self.bytes_read, self.hand_over_s
             self._steps.append(Step(end, num_rows, wait_s, *sums))
 
-    def waited_longer(self, seconds: float) -> None:
-        """Add to the wait of the batch that was counted last: the consumer gets it only now."""
-        end = time.perf_counter()
-        with self._out:
-            if not self._steps:
-                return
-            last = self._steps[-1]
-            wait_s = last.wait_s + seconds
-            self._waits[bisect_left(WAIT_BOUNDS, last.wait_s)] -= 1
-            self._waits[bisect_left(WAIT_BOUNDS, wait_s)] += 1
-            self.wait_s += seconds
-            self._steps[-1] = last._replace(end=end, wait_s=wait_s, hand_over_s=self.hand_over_s)
-
     def as_dict(self) -> dict[str, float]:
         """Return all counters; seconds are summed over threads, except `wait_s`, which is the consumer's."""
         with self._out:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.loader import Loader as HostLoader
+    from penstock.engine.loader import Loader as NativeLoader
 
 logger = logging.getLogger(__name__)
 
@@ -119,14 +119,14 @@ class Layout:
         announce(FoundRank(jax.process_index(), jax.process_count(), "JAX's process index"))
         return jax.process_index(), jax.process_count()
 
-    def check_batches(self, host: HostLoader, batch_size: int) -> None:
+    def check_batches(self, loader: NativeLoader) -> None:
         """Refuse batches that the devices cannot share, the last one of an epoch included."""
         if self.part is None or self.part.num_shards == 1:
             return
-        self.check_rows(batch_size)
-        plan = host.plan
+        self.check_rows(loader.batch_size)
+        plan = loader.plan
         if plan.share.remainder != "uneven":
-            self.check_rows(plan.share.kept(plan.num_rows, host.rank) % batch_size)
+            self.check_rows(plan.share.kept(plan.num_rows, loader.rank) % loader.batch_size)
 
     def check_rows(self, num_rows: int) -> None:
         """Refuse a batch that does not divide among this process's devices."""

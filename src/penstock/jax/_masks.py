@@ -9,18 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.padding import padded_columns
-from penstock.engine.rowwise import RowTransform
-from penstock.engine.stages import output_columns, stage_of
 from penstock.errors import ColumnNotFound, PlanError, close_names
 from penstock.nulls import check_nulls
-from penstock.source import may_hold_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.api import Dataset
-    from penstock.engine.loader import Loader as HostLoader
+    from penstock.engine.base_loader import BaseLoader
 
 VALID = "_valid"
 """What the name of a mask ends with."""
@@ -40,26 +35,26 @@ class Masks:
     """The columns that the user has named."""
 
 
-def choose(nulls: Any, dataset: Dataset, host: HostLoader, *, same: bool) -> Masks:
+def choose(nulls: Any, native: BaseLoader, *, same: bool) -> Masks:
     """Return what `nulls=` asks for; `same`: every process must have the same columns in every batch."""
-    names = check_nulls(nulls, output_columns(host.stages), owner="penstock.jax.loader")
+    names = check_nulls(nulls, native.columns, owner="penstock.jax.loader")
     if names is None:
         if not same:
             return Masks()
-        masks = Masks(_stacked(dataset, host), refuse=True, same=True)
+        masks = Masks(_stacked(native), refuse=True, same=True)
         advice = "select other columns, rename it by transform=, or use nulls='error'"
     else:
         masks, advice = Masks(names, refuse=True, wanted=names), "select others"
-    known = output_columns(host.stages) or []
+    known = native.columns or ()
     clash = sorted(f"{name}{VALID}" for name in masks.always if f"{name}{VALID}" in known)
     if clash:
         raise PlanError(f"the dataset has the column {clash[0]!r} already, where the mask would go; {advice}")
     return masks
 
 
-def check_names(option: str, names: Iterable[str], host: HostLoader) -> None:
+def check_names(option: str, names: Iterable[str], native: BaseLoader) -> None:
     """Refuse names that no batch will have, where that is known by now."""
-    known = output_columns(host.stages)
+    known = native.columns
     if known is not None:
         refuse_missing(option, names, known)
 
@@ -75,14 +70,12 @@ def refuse_missing(option: str, names: Iterable[str], known: Iterable[str]) -> N
 # -- what may be null -------------------------------------------------------------------------------------------------
 
 
-def _stacked(dataset: Dataset, host: HostLoader) -> frozenset[str]:
-    """Return the columns that may come with a mask: what is on the host tells its nulls itself."""
-    filled = padded_columns(host.stages).keys()
-    columns = [one for one in host._facts.columns if one.form in ("fixed", "cells") and one.name not in filled]
-    found = may_hold_nulls(dataset.source, [one.name for one in columns])
-    rowwise = stage_of(host.stages, RowTransform)
-    if rowwise is None:
-        return found
-    edited = {field.name for field in rowwise.spec.edit_fields}
-    told = {field.name for field in rowwise.fields if field.nullable and field.name in edited - filled}
-    return frozenset(told | {field.name for field in rowwise.fields if field.name in found - edited})
+def _stacked(native: BaseLoader) -> frozenset[str]:
+    """Return the columns on the device that may hold nulls; what stays on the host tells its nulls itself."""
+    found: set[str] = set()
+    for loader in native.inside():
+        for one in loader.output_columns():
+            on_device = one.read is None or one.read.form in ("fixed", "cells")
+            if one.nullable and one.padding is None and on_device:
+                found.add(one.name)
+    return frozenset(found)

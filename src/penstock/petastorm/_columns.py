@@ -1,11 +1,11 @@
-"""Turn batches of the engine into what Petastorm's readers hand out: rows, columns, and windows of both.
+"""Turn batches of the engine into what Petastorm's readers return: rows, columns, and windows of both.
 
-Works on what a worker has built, in the consumer's thread. Values of rows are views of the batch that they came in.
+Runs in the consumer's thread. Values of rows are views of the batch that they came in.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["batch_column", "columns_of", "row_type", "rows_of", "windows_of"]
+__all__ = ["StepType", "batch_column", "columns_of", "row_type", "rows_of", "window_columns", "windows_of"]
 
 _SOME_WINDOWS = 256
 """Windows that are made at once in the consumer."""
 _MOST_TEXT_BYTES = 64 << 20
 """Texts become one array of fixed width up to here, or while that takes no more than a few times their own length."""
+
+
+class StepType(NamedTuple):
+    """The row of one step of a window."""
+
+    names: tuple[str, ...]
+    type: Any
 
 
 def rows_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Iterator[Any]:
@@ -36,18 +43,18 @@ def _each(column: Any) -> Iterable[Any]:
     return row_values(column) if isinstance(column, np.ma.MaskedArray) else column
 
 
-def windows_of(batch: Mapping[str, Any], fold: NDArray[np.int64], types: Mapping[int, Any]) -> Iterator[dict[int, Any]]:
+def windows_of(batch: Mapping[str, Any], windows: Any, types: Mapping[int, StepType]) -> Iterator[dict[int, Any]]:
     """Give windows of rows as {step: row}, a few at a time; a row that neighbours share is made once for each step."""
     first = min(types)
-    for begin in range(0, len(fold), _SOME_WINDOWS):
-        lines = fold[begin : begin + _SOME_WINDOWS]
+    for begin in range(0, len(windows), _SOME_WINDOWS):
+        lines = windows[begin : begin + _SOME_WINDOWS]
         used, lines = np.unique(lines, return_inverse=True)
         some = {name: _take(values, used) for name, values in batch.items()}
         steps = [
             (step, list(rows_of(some, make.names, make.type)) if make.names else [make.type()] * len(used))
             for step, make in sorted(types.items())
         ]
-        for line in lines.reshape(-1, fold.shape[1]).tolist():
+        for line in lines.reshape(-1, windows.shape[1]).tolist():
             yield {step: rows[line[step - first]] for step, rows in steps}
 
 
@@ -63,6 +70,21 @@ def _take(values: Any, rows: NDArray[np.int64]) -> Any:
 def columns_of(batch: Mapping[str, Any], names: Sequence[str], make: Any, dtypes: Mapping[str, np.dtype[Any]]) -> Any:
     """Return a batch as a named tuple of arrays, typed as Petastorm's batch reader does; `dtypes` as `batch_dtypes`."""
     return make._make([batch_column(batch[name], dtypes.get(name)) for name in names])
+
+
+def window_columns(
+    batch: Mapping[str, Any],
+    windows: Any,
+    types: Mapping[int, StepType],
+    dtypes: Mapping[str, np.dtype[Any]],
+) -> dict[int, Any]:
+    """Return windows as {step: named tuple of columns}; `windows` has the rows of each of them."""
+    first = min(types)
+    columns = {name: batch_column(values, dtypes.get(name)) for name, values in batch.items()}
+    return {
+        step: make.type._make([columns[name][windows[:, step - first]] for name in make.names])
+        for step, make in sorted(types.items())
+    }
 
 
 def batch_column(values: Any, dtype: np.dtype[Any] | None) -> Any:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from penstock.schema import UnischemaField
     from penstock.source import Source
 
+PROMOTED: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.uint16): np.dtype(np.int32),
+    np.dtype(np.uint32): np.dtype(np.int64),
+}
+"""What Petastorm gives torch and TensorFlow instead of unsigned integers that these had no dtype for."""
 _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 _OBJECT: np.dtype[Any] = np.dtype(np.object_)
 

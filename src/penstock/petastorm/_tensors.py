@@ -1,7 +1,7 @@
-"""Turn columns into what Petastorm's loaders give: tensors of promoted types, lists of what has no tensor.
+"""Turn columns into what Petastorm's torch loaders return: tensors of promoted dtypes, lists of what has no tensor.
 
-Called by `petastorm.pytorch` with columns cut by `_feed`; memory is shared where torch has the dtype. Imports torch on
-first use only, and names the extra where it is missing.
+Called by `petastorm.pytorch` with columns of batches; memory is shared where torch has the dtype. Imports torch on
+first use, and names the extra where it is missing.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import numpy as np
 
 from penstock.codecs.narrowing import keeps_numbers
 from penstock.codecs.row_values import row_values
-from penstock.codecs.times import in_unit
+from penstock.codecs.times import nanoseconds
 from penstock.errors import UnsupportedType
+from penstock.petastorm._dtypes import PROMOTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.petastorm._feed import Columns
+    from penstock.petastorm._row_feed import Columns
 
     Make = Callable[[Any], Any]
 
-_PROMOTED: dict[Any, Any] = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64}
 _TENSOR_KINDS = "biufc"
 _NUMPY = (np.ndarray, np.generic)
 
@@ -41,17 +41,24 @@ def torch_module() -> Any:
     return torch
 
 
+@cache
+def _share() -> Any:
+    from penstock.torch.tensors import share  # late: imports torch
+
+    return share
+
+
 def promoted(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in a dtype that Petastorm's loaders give: uint16 as int32, uint32 as int64, bool as uint8."""
+    """Return an array with Petastorm's promotions: uint16 as int32, uint32 as int64, bool as uint8."""
     kind = values.dtype.kind
     if kind == "b":
         return values.view(np.uint8)
-    other = _PROMOTED.get(values.dtype) if kind == "u" else None
+    other = PROMOTED.get(values.dtype) if kind == "u" else None
     return values if other is None else values.astype(other)
 
 
 def promoted_value(value: Any) -> Any:
-    """Return one value of a row in the same way; what is no array or number of NumPy's is left as it is."""
+    """Return one value of a row with the same promotions; anything but NumPy's arrays and numbers is left as it is."""
     if isinstance(value, np.ndarray):
         return promoted(value)
     if isinstance(value, np.bool_ | np.uint16 | np.uint32):
@@ -101,7 +108,9 @@ def column_of(values: Any, make: Make) -> Any:
             return [_loose(value, made) for value in row_values(values)]
         values = values.data
     if not isinstance(values, np.ndarray) or values.dtype.kind == "O":
-        return _listed(list(values), made)
+        values = list(values)
+        # Lists, tuples and dicts stay as they are.
+        return values if any(isinstance(value, list | tuple | dict) for value in values) else leaf(values, made)
     if values.dtype.kind in "SU":
         return values.tolist()
     return _nanoseconds(values, made) if values.dtype.kind in "mM" else made(np.asarray(values))
@@ -112,34 +121,24 @@ def as_tensor(values: Any) -> Any:
     torch = torch_module()
     if not isinstance(values, np.ndarray):
         return torch.as_tensor(values)
-    flags = values.flags
-    if not (flags.c_contiguous and flags.writeable and values.dtype.isnative) and _is_odd(values):
-        values = values.astype(values.dtype.newbyteorder("="))
     try:
-        return torch.from_numpy(values)
+        if values.flags.carray and values.dtype.isnative and values.size > 1:  # as nearly every column
+            return torch.from_numpy(values)
+        return _share()(values)
     except TypeError:
         raise UnsupportedType(
             f"torch has no dtype for {values.dtype}; cast the field in a transform_spec, or do not read it"
         ) from None
 
 
-def _is_odd(values: NDArray[Any]) -> bool:
-    """Tell whether torch cannot look at an array as it is."""
-    odd = any(stride < 0 or stride % values.itemsize for stride in values.strides)
-    return odd or not values.flags.writeable or not values.dtype.isnative
-
-
 def _nanoseconds(values: NDArray[Any], make: Make) -> Any:
-    """Return times as int64 nanoseconds; as a list where one is null, or too far away for that."""
-    if not np.isnat(values).any():
-        fine = in_unit(values, f"{values.dtype.kind}8[ns]")
-        if (fine.astype(values.dtype) == values).all():
-            return make(fine.view(np.int64))
-    return [None if np.isnat(value) else value for value in values]
+    """Return times as int64 nanoseconds; as a list where one is null or has none."""
+    found = None if np.isnat(values).any() else nanoseconds(values)
+    return [None if np.isnat(value) else value for value in values] if found is None else make(found)
 
 
 def _loose(value: Any, make: Make) -> Any:
-    """Return a value that stands in a list: an array of numbers as a tensor, a number as Python's own."""
+    """Return a value inside a list: an array of numbers as a tensor, a NumPy number as a Python number."""
     if isinstance(value, np.generic):
         return value.item() if value.dtype.kind in _TENSOR_KINDS else value
     if type(value) is np.ndarray and value.dtype.kind in _TENSOR_KINDS:
@@ -147,18 +146,11 @@ def _loose(value: Any, make: Make) -> Any:
     return value
 
 
-def _listed(values: list[Any], make: Make) -> Any:
-    """Return values that came one by one; lists, tuples and dicts are never looked into."""
-    if not values or any(isinstance(value, list | tuple | dict) for value in values):
-        return values
-    return leaf(values, make)
-
-
 def leaf(values: Sequence[Any], make: Make) -> Any:
     """Return arrays, numbers or tensors as one tensor where all are alike, and anything else as a list."""
-    first = values[0]
-    if any(value is None or isinstance(value, str | bytes | Decimal) for value in values):
+    if not values or any(value is None or isinstance(value, str | bytes | Decimal) for value in values):
         return [_loose(value, make) for value in values]
+    first = values[0]
     if isinstance(first, _NUMPY):
         return _of_numpy(values, make)
     torch = torch_module()

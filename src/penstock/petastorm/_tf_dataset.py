@@ -1,8 +1,8 @@
-"""A `tf.data.Dataset` over a reader: blocks of rows for readers of ours, items for any other.
+"""A `tf.data.Dataset` over a reader: blocks of rows if it is a `Reader` of rows or windows, items for any other.
 
-A block is what the engine has built, converted column by column; TensorFlow takes it apart into rows,
-counts them, and gives free dimensions their shape. So the reader's place is that of the consumer, row by row, without
-a call into Python. TensorFlow is imported when `make_dataset` is called.
+A block is a delivery, converted column by column; TensorFlow takes it apart into rows, counts them, and gives free
+dimensions their shape. So the reader's place is that of the consumer, row by row, without a call into Python.
+TensorFlow is imported when `make_dataset` is called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import LoaderClosed
-from penstock.petastorm._feed import _next_built
+from penstock.petastorm._reader_stream import num_items, place_after
 from penstock.petastorm._tf_values import column_of, ragged_of
 from penstock.petastorm.reader import Reader
 from penstock.petastorm.tf_utils import Shape, tensor_dtype, tensorflow_module
@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.build import Built
+    from penstock.engine.delivery import Delivery
+    from penstock.engine.stages import Batch
+    from penstock.petastorm._reader_stream import ReaderStream
     from penstock.petastorm._tf_values import Kind
 
 _BLOCK_BYTES = 16 << 20
 """Windows of rows are laid out for TensorFlow up to about so many bytes at once."""
+_IN_GRAPH = (
+    "a TensorFlow graph takes whole batches from this reader, so the row that its session has reached is not known; "
+    "take the state before or after a pass, iterate make_petastorm_dataset eagerly, or use tf_tensors"
+)
 
 
 def make_dataset(reader: Any) -> Any:
@@ -64,6 +70,8 @@ class Passes:
         self._current = mine = object()
         items = self._make()
         while True:
+            if self._current is not mine:
+                raise LoaderClosed("another iterator of this dataset was begun; make a reader and a dataset for each")
             try:
                 item = next(items)
             except StopIteration:
@@ -72,8 +80,6 @@ class Passes:
                 if exiting():
                     return
                 raise
-            if self._current is not mine:
-                raise LoaderClosed("another iterator of this dataset was begun; make a reader and a dataset for each")
             yield item
 
 
@@ -102,10 +108,10 @@ def _blocks(reader: Reader, shape: Shape) -> Any:
     from penstock.tensorflow._dataset import as_it_is
 
     tf = tensorflow_module()
-    places = Places(reader) if tf.executing_eagerly() else None
+    counter = RowCounter(reader) if tf.executing_eagerly() else None
     signature = tuple(spec for kind in shape.kinds for spec in _block_specs(kind))
     made = tf.compat.v1.data.Dataset.from_generator(
-        Passes(reader, lambda: Blocks(reader, shape, places)), output_signature=signature
+        Passes(reader, lambda: _block_arrays(reader, shape, counter)), output_signature=signature
     )
     free = any(kind.is_free for kind in shape.kinds)
 
@@ -114,9 +120,9 @@ def _blocks(reader: Reader, shape: Shape) -> Any:
         return tf.data.Dataset.from_tensor_slices(whole if free else shape.pack(whole))
 
     made = made.flat_map(as_it_is(slices))  # `unbatch` takes twice as long
-    if places is not None:
-        counter = places.counter
-        made = made.filter(as_it_is(lambda *_: counter.assign_add(1) > 0))  # keeps all; cheaper than a map
+    if counter is not None:
+        variable = counter.variable
+        made = made.filter(as_it_is(lambda *_: variable.assign_add(1) > 0))  # keeps all; cheaper than a map
     return made.map(as_it_is(lambda *tensors: shape.pack(list(_rows(shape.kinds, tensors))))) if free else made
 
 
@@ -149,118 +155,83 @@ def _rows(kinds: Sequence[Kind], tensors: Sequence[Any]) -> Iterator[Any]:
         yield value
 
 
-class Places:
-    """Where the rows of blocks stand, so that the reader can tell how far the consumer is."""
+class RowCounter:
+    """Acknowledges the rows of blocks that TensorFlow has taken out of them, as a variable counts them."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._blocks: deque[tuple[int, Callable[[int], None]]] = deque()
+        self._stream: ReaderStream | None = None
+        self._blocks: deque[tuple[int, Delivery[Batch], int]] = deque()
+        """Rows of each block, its delivery, and items of the delivery before it."""
         self._lock = threading.Lock()
         tf = tensorflow_module()
         with tf.device("CPU"):
-            self.counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="rows_received")
+            self.variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="rows_received")
 
-    def begin(self) -> None:
-        """Forget the pass before."""
+    def begin(self, stream: ReaderStream | None) -> None:
+        """Count the rows of another stream; None: of none, at the end of a pass."""
         with self._lock:
             self._blocks.clear()
-            self.counter.assign(0)
-            self._reader._settle = self.settle
+            self.variable.assign(0)
+            self._stream = stream
+        if stream is not None:
+            stream.before_state(self.settle)
 
-    def add(self, num_rows: int, place: Callable[[int], None]) -> None:
-        """Note a block that is handed over: `place(n)` puts the reader behind its first n rows."""
+    def add(self, num_rows: int, delivery: Delivery[Batch], first: int) -> None:
+        """Note a block that is handed over: items of a delivery from `first` on."""
+        self.settle()
         with self._lock:
-            self._settle_now()
-            self._blocks.append((num_rows, place))
+            self._blocks.append((num_rows, delivery, first))
 
     def settle(self) -> None:
-        """Put the reader where the consumer is."""
+        """Acknowledge what the consumer has received."""
         with self._lock:
-            self._settle_now()
-
-    def _settle_now(self) -> None:
-        count = int(self.counter.numpy())
-        while self._blocks:
-            num_rows, place = self._blocks[0]
-            place(min(count, num_rows))
-            if count < num_rows or len(self._blocks) == 1:
-                return
-            count -= num_rows
-            self.counter.assign_sub(num_rows)
-            self._blocks.popleft()
+            count = int(self.variable.numpy())
+            while self._blocks and self._stream is not None and count:
+                num_rows, delivery, first = self._blocks[0]
+                self._stream.received(place_after(self._reader.setup, delivery, first + min(count, num_rows)))
+                if count < num_rows or len(self._blocks) == 1:
+                    return
+                count -= num_rows
+                self.variable.assign_sub(num_rows)
+                self._blocks.popleft()
 
 
-class Blocks:
-    """The iterator of one pass: what the engine has built, as the arrays of a block."""
-
-    def __init__(self, reader: Reader, shape: Shape, places: Places | None) -> None:
-        self._reader = reader
-        self._shape = shape
-        self._places = places
-        self._blocks = self._make()
-        if places is None:
-            reader._in_graph = True
-        else:
-            places.begin()
-
-    def __iter__(self) -> Blocks:
-        return self
-
-    def __next__(self) -> tuple[Any, ...]:
-        return next(self._blocks)
-
-    def _make(self) -> Iterator[tuple[Any, ...]]:
-        reader = self._reader
-        with reader._lock:  # rows of a batch that somebody has begun to take apart
-            taken, begun = reader._taken, list(reader._rows)
-            reader._rows = iter(())
-        if begun:
-            yield self._hand_over(self._of_items(begun), len(begun), lambda rows: _taken(reader, taken + rows))
-        while (built := _next_built(reader)) is not None:
-            if _num_items(built):
-                reader._barren = 0
-                yield from self._of_built(built)
-                # A state that was asked for has put the loader back to a place inside of the batch.
-                reader._loader.received(built.work.plan, reader._loader.steps_of(built.end))
+def _block_arrays(reader: Reader, shape: Shape, counter: RowCounter | None) -> Iterator[tuple[Any, ...]]:
+    """Yield the arrays of each block of a pass."""
+    stream = reader.deliveries()
+    if counter is None:
+        stream.no_state = _IN_GRAPH
+    else:
+        counter.begin(stream)
+    while (delivery := stream.take()) is not None:
+        for first, num_rows, columns in _blocks_of(delivery, shape, num_items(reader.setup, delivery)):
+            arrays: list[Any] = []
+            for kind, values in zip(shape.kinds, columns, strict=True):
+                arrays += ragged_of(kind, values) if kind.is_free else [column_of(kind, values)]
+            if counter is None:
+                stream.received(place_after(reader.setup, delivery, first + num_rows))
             else:
-                reader._left_out(built)
-
-    def _hand_over(self, block: tuple[Any, ...], num_rows: int, place: Callable[[int], None]) -> tuple[Any, ...]:
-        if self._places is None:
-            place(num_rows)
-        else:
-            self._places.add(num_rows, place)
-        return block
-
-    def _of_items(self, items: list[Any]) -> tuple[Any, ...]:
-        rows = [
-            [item] if self._shape.ngram is None else [item[step] for step, _ in self._shape.steps] for item in items
-        ]
-        flat = [[value for row in line for value in row] for line in rows]
-        return self._of_columns([list(column) for column in zip(*flat, strict=True)])
-
-    def _of_columns(self, columns: Sequence[Any]) -> tuple[Any, ...]:
-        arrays: list[Any] = []
-        for kind, values in zip(self._shape.kinds, columns, strict=True):
-            arrays += ragged_of(kind, values) if kind.is_free else [column_of(kind, values)]
-        return tuple(arrays)
-
-    def _of_built(self, built: Built) -> Iterator[tuple[Any, ...]]:
-        fields = [(step, name) for step, names in self._shape.steps for name in names]
-        if built.fold is None:
-            block = self._of_columns([built.batch[name] for _, name in fields])
-            yield self._hand_over(block, built.num_rows, _placer(self._reader, built, 0))
-            return
-        first = self._shape.steps[0][0]
-        some = max(1, _BLOCK_BYTES // max(1, sum(_row_bytes(built.batch[name]) for _, name in fields)))
-        for begin in range(0, len(built.fold), some):
-            lines = built.fold[begin : begin + some]
-            block = self._of_columns([_picked(built.batch[name], lines[:, step - first]) for step, name in fields])
-            yield self._hand_over(block, len(lines), _placer(self._reader, built, begin))
+                counter.add(num_rows, delivery, first)
+            yield tuple(arrays)
+    if counter is not None:
+        counter.begin(None)
+    if not stream.is_over:
+        stream.received(stream.end)
 
 
-def _num_items(built: Built) -> int:
-    return built.num_rows if built.fold is None else len(built.fold)
+def _blocks_of(delivery: Delivery[Batch], shape: Shape, total: int) -> Iterator[tuple[int, int, list[Any]]]:
+    """Yield a delivery in blocks: items before it, items of it, and its columns; windows become rows of all steps."""
+    fields = [(step, name) for step, names in shape.steps for name in names]
+    batch, windows = delivery.batch, delivery.origin.windows
+    if windows is None:
+        yield 0, total, [batch[name] for _, name in fields]
+        return
+    earliest = shape.steps[0][0]
+    some = max(1, _BLOCK_BYTES // max(1, sum(_row_bytes(batch[name]) for _, name in fields)))
+    for first in range(0, total, some):
+        lines = windows[first : first + some]
+        yield first, len(lines), [_picked(batch[name], lines[:, step - earliest]) for step, name in fields]
 
 
 def _picked(values: Any, rows: NDArray[np.int64]) -> Any:
@@ -271,20 +242,3 @@ def _row_bytes(values: Any) -> int:
     if isinstance(values, np.ndarray) and len(values):
         return int(values.nbytes // len(values))
     return next((int(getattr(value, "nbytes", 64)) for value in values), 64)
-
-
-def _placer(reader: Reader, built: Built, begin: int) -> Callable[[int], None]:
-    """Return the function that puts a reader behind so many items of a batch, counted from `begin`."""
-    loader, total = reader._loader, _num_items(built)
-
-    def place(items: int) -> None:
-        reader._plan, reader._kept = built.work.plan, built.kept
-        reader._before, reader._taken = loader.steps_of(built.first), begin + items
-        if begin + items >= total:  # also behind items at its end that were left out
-            reader._before, reader._taken = loader.steps_of(built.end), 0
-
-    return place
-
-
-def _taken(reader: Reader, rows: int) -> None:
-    reader._taken = rows

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from penstock.codecs.narrowing import keeps
-from penstock.codecs.times import in_unit
+from penstock.codecs.times import nanoseconds
 from penstock.errors import SchemaError
+from penstock.petastorm._dtypes import PROMOTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from penstock.schema import UnischemaField
 
 OBJECT: np.dtype[Any] = np.dtype(object)
-_PROMOTED: dict[np.dtype[Any], np.dtype[Any]] = {
-    np.dtype(np.uint16): np.dtype(np.int32),
-    np.dtype(np.uint32): np.dtype(np.int64),
-}
 _TIMES = "mM"
 
 
@@ -64,7 +61,7 @@ def kind_of(field: UnischemaField) -> Kind:
         )
     source: np.dtype[Any] = OBJECT if field.numpy_dtype is Decimal else np.dtype(field.numpy_dtype)
     source = OBJECT if source.kind in "OUS" else source
-    dtype: np.dtype[Any] = np.dtype(np.int64) if source.kind in _TIMES else _PROMOTED.get(source, source)
+    dtype: np.dtype[Any] = np.dtype(np.int64) if source.kind in _TIMES else PROMOTED.get(source, source)
     if dtype.kind not in "Obiufc":
         raise SchemaError(f"field {field.name!r} has the dtype {source}, which has no type in TensorFlow")
     return Kind(field.name, dtype, source, field.shape)
@@ -193,10 +190,13 @@ def _nanoseconds(kind: Kind, values: NDArray[Any]) -> NDArray[np.int64]:
         values = np.array(flat, kind.source).reshape(values.shape)
     if np.isnat(values).any():
         _refuse_null(kind)
-    nanos = in_unit(values, f"{values.dtype.kind}8[ns]")
-    if (nanos.astype(values.dtype) != values).any():
-        raise SchemaError(f"field {kind.name!r} has times that nanoseconds in 64 bits cannot tell")
-    return nanos.view(np.int64)
+    found = nanoseconds(values)
+    if found is None:
+        raise SchemaError(
+            f"field {kind.name!r} has times that do not fit 64-bit nanoseconds (years 1677 to 2262); change them by a "
+            "TransformSpec, or leave the field out with schema_fields="
+        )
+    return found
 
 
 def _check_nulls(kind: Kind, rows: Sequence[Any]) -> None:

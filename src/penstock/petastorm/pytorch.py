@@ -1,12 +1,13 @@
 """`petastorm.pytorch`: `DataLoader`, `BatchedDataLoader` and `InMemBatchedDataLoader` over a reader.
 
-A loader takes whole columns out of its reader, cuts them into batches and hands them over as tensors, without making
-rows where nobody asks for rows. It goes where Petastorm's stop: a second pass, `break` and another loop, texts and
-nulls, a length and a state. Orders nothing itself: mixing of rows is the reader's, before its first row.
+A loader takes whole columns from its reader, cuts them into batches and returns them as tensors; rows are made only for
+functions that need them. Beyond Petastorm's loaders: a second pass, `break` and another loop, texts and nulls, a length
+and a state. Rows are shuffled by the reader, if the loader is made before its first row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockWarning, StateMismatch
-from penstock.petastorm._feed import Feed, Mixed, cut, join, joined, make_feed
+from penstock.petastorm._row_feed import BufferedShuffle, RowFeed, cut, join, joined, make_feed
 from penstock.petastorm._tensors import as_tensor, column_of, leaf, nested, rows_of, tensors_of, torch_module
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class LoaderBase:
         self.reader.reset()
 
     def _leave(self) -> None:
-        """Do what is due when a pass is over or was left."""
+        """Called when a pass has ended or was left."""
 
     def close(self) -> None:
         """Stop the reader and its threads or processes."""
@@ -118,7 +119,7 @@ class _FeedLoader(LoaderBase, ABC):
         self.reader = reader
         self.batch_size = _whole("batch_size", batch_size, least=1)
         self.shuffling_queue_capacity = _whole("shuffling_queue_capacity", shuffling_queue_capacity, least=0)
-        self._feed: Feed = make_feed(reader, self.batch_size, shuffle=self.shuffling_queue_capacity)
+        self._feed: RowFeed = make_feed(reader, self.batch_size, shuffle=self.shuffling_queue_capacity)
         self._windows = getattr(reader, "ngram", None) is not None
         self._mixed: tuple[int, int] | None = None
         """Rows of a pass that goes through a buffer (-1: unknown), and how many of them are out."""
@@ -130,21 +131,21 @@ class _FeedLoader(LoaderBase, ABC):
 
     def _iter_impl(self) -> Iterator[Any]:
         if not self._feed.buffer_rows:
-            yield from map(self._batch, cut(self._feed, self.batch_size))
+            for batch in cut(self._feed, self.batch_size):
+                self._feed.received(batch.block, batch.end)
+                yield self._batch(batch.columns)
+            self._feed.finish()
             return
-        num_rows, out = self._known_rows(), 0
+        num_rows, out = -1, 0
+        with contextlib.suppress(TypeError):
+            num_rows = self._feed.rows_left()
         self._mixed = num_rows, 0
-        for columns in Mixed(self._feed, self.batch_size).batches():
+        for columns in BufferedShuffle(self._feed, self.batch_size).batches():
             out += len(next(iter(columns.values())))
             self._mixed = num_rows, out
             yield self._batch(columns)
+        self._feed.finish()
         self._mixed = None
-
-    def _known_rows(self) -> int:
-        try:
-            return self._feed.rows_left()
-        except TypeError:
-            return -1
 
     def _restart(self) -> None:
         self._mixed = None
@@ -155,17 +156,18 @@ class _FeedLoader(LoaderBase, ABC):
         self._feed.pause()
 
     def __len__(self) -> int:
-        """Return the batches left in this pass, at its end those of the next; TypeError where nobody knows."""
+        """Return the batches left in this pass, at its end those of the next; TypeError where that is not known."""
         num_rows, out = self._mixed or (0, 0)
         if num_rows < 0:
-            raise TypeError("no length: the reader does not tell its rows")
+            raise TypeError("no length: the number of rows of the reader is not known")
         left = self._feed.rows_left() if self._mixed is None else num_rows - out
         return (left + self.batch_size - 1) // self.batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place as small JSON: what the consumer has received, not what was read ahead.
 
-        Over a reader of rows it fits any number of shards and any batch size; over one of batches the same ones.
+        Over a reader of rows it fits any number of shards and any batch size. Over a reader of batches it fits the same
+        number of shards and, inside of a row group, the same shard: it names them, and others refuse it.
         TypeError where rows wait in a shuffling buffer here: they have no place in the reader's order.
         """
         if self._mixed is not None or self._feed.buffer_rows:
@@ -248,7 +250,7 @@ class BatchedDataLoader(_FeedLoader):
 
 
 class InMemBatchedDataLoader(LoaderBase):
-    """Reads the rows of a reader once, and gives batches of them out of memory for `num_epochs` epochs a pass.
+    """Reads the rows of a reader once and returns batches of them from memory, for `num_epochs` epochs a pass.
 
     The last batch of an epoch may be shorter. Each epoch has an order of its own, which follows from `seed`.
     """
@@ -269,7 +271,7 @@ class InMemBatchedDataLoader(LoaderBase):
             reader: As for `DataLoader`; one that never ends needs `rows_capacity`.
             batch_size: Rows of a batch.
             transform_fn: Makes a tensor of an array with all rows; called once for each column that has a tensor form.
-            num_epochs: Epochs of one pass; None for ever.
+            num_epochs: Epochs of one pass; None: endless.
             seed: Picks the orders.
             rows_capacity: Most rows that are kept, with a warning where there are more; None for all.
             shuffle: Whether rows are shuffled anew for each epoch.
@@ -298,14 +300,14 @@ class InMemBatchedDataLoader(LoaderBase):
         self._windows = getattr(reader, "ngram", None) is not None
         parts: dict[Any, list[Any]] = {}
         left = capacity
-        while (chunk := feed.take()) is not None and left != 0:
-            end = chunk.num_rows if left is None else min(chunk.num_rows, chunk.first + left)
-            left = None if left is None else left - (end - chunk.first)
-            for name, values in joined([(chunk.columns, chunk.first, end)]).items():
+        while (block := feed.take()) is not None and left != 0:
+            end = block.num_rows if left is None else min(block.num_rows, block.first + left)
+            left = None if left is None else left - (end - block.first)
+            for name, values in joined([(block.columns, block.first, end)]).items():
                 parts.setdefault(name, []).append(values)
-            if end < chunk.num_rows:
+            if end < block.num_rows:
                 break
-        if chunk is not None:
+        if block is not None:
             warnings.warn(
                 f"rows_capacity={capacity} keeps the first rows only, and the reader has more; rows_capacity=None "
                 "keeps all of them",

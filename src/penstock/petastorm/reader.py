@@ -1,8 +1,8 @@
 """`petastorm.reader`: `make_reader`, `make_batch_reader` and the `Reader` that both return.
 
-A reader is a loader of the engine whose items are rows, whole row groups or windows of rows, and hands them out as
-Petastorm does: named tuples of values, or of columns. It adds what Petastorm never had: a length, a state that resumes
-exactly, a reset at any moment. Reading, decoding and ordering are the engine's; this file only says what is asked for.
+A reader takes deliveries from a loader of the engine, whose items are rows, whole row groups or windows of rows, and
+returns them as Petastorm does: named tuples of values, or of columns. What Petastorm does not have: a length, a state
+that resumes exactly, and a reset at any time. What the consumer has received is recorded by the loader alone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engine.stages import MASK
 from penstock.errors import LoaderClosed, PenstockWarning
-from penstock.petastorm import _ask
-from penstock.petastorm._columns import columns_of, row_type, rows_of, windows_of
+from penstock.petastorm._columns import columns_of, row_type, rows_of, window_columns, windows_of
+from penstock.petastorm._reader_options import ReaderOptions, ReaderSetup, open_setup, pool_options
+from penstock.petastorm._reader_stream import ReaderStream, place_after
 from penstock.petastorm.cache import LOCAL_DISK_CACHE, MEMORY_CACHE, NULL_CACHE, clean_up_after, make_cache
-from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.plan.state import State
 from penstock.schema.unischema import schema_name
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
-    from penstock.engine.build import Built
+    from penstock.engine.delivery import Delivery
     from penstock.engine.loader import Loader
-    from penstock.plan import EpochPlan
+    from penstock.engine.stages import Batch
 
 __all__ = [
     "LOCAL_DISK_CACHE",
@@ -123,12 +123,32 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
         zmq_copy_buffers=not zmq_copy_buffers,
         hdfs_driver=hdfs_driver != "libhdfs3",
     )
-    cache = make_cache(cache_type, cache_location, cache_size_limit, cache_row_size_estimate, cache_extra_settings)
-    return Reader._asked(_ask.Asked(
-        normalize_dataset_url_or_urls(dataset_url), False, schema_fields, reader_pool_type, workers_count,
-        results_queue_size, _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups, shuffle_row_drop_partitions,
-        predicate, rowgroup_selector, num_epochs, cur_shard, shard_count, transform_spec, filters, storage_options,
-        filesystem, cache, remainder, exact, memory_bytes, lanes, zmq_copy_buffers=zmq_copy_buffers,
+    return Reader.open(ReaderOptions(
+        source=normalize_dataset_url_or_urls(dataset_url),
+        batched=False,
+        schema_fields=schema_fields,
+        pool=reader_pool_type,
+        workers_count=workers_count,
+        results_queue_size=results_queue_size,
+        seed=_seed(seed, shard_seed),
+        shuffle_rows=shuffle_rows,
+        shuffle_row_groups=shuffle_row_groups,
+        drop_partitions=shuffle_row_drop_partitions,
+        predicate=predicate,
+        rowgroup_selector=rowgroup_selector,
+        num_epochs=num_epochs,
+        cur_shard=cur_shard,
+        shard_count=shard_count,
+        transform_spec=transform_spec,
+        filters=filters,
+        storage_options=storage_options,
+        filesystem=filesystem,
+        cache=make_cache(cache_type, cache_location, cache_size_limit, cache_row_size_estimate, cache_extra_settings),
+        remainder=remainder,
+        exact=exact,
+        memory_bytes=memory_bytes,
+        lanes=lanes,
+        zmq_copy_buffers=zmq_copy_buffers,
         format=format,
     ))  # fmt: skip
 
@@ -181,12 +201,34 @@ def make_batch_reader(  # noqa: PLR0913, D417 -- Petastorm's signature; most arg
     """
     del convert_early_to_numpy
     _warn_without_effect(zmq_copy_buffers=not zmq_copy_buffers, hdfs_driver=hdfs_driver != "libhdfs3")
-    cache = make_cache(cache_type, cache_location, cache_size_limit, cache_row_size_estimate, cache_extra_settings)
-    return Reader._asked(_ask.Asked(
-        normalize_dataset_url_or_urls(dataset_url_or_urls), True, schema_fields, reader_pool_type, workers_count,
-        results_queue_size, _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups, shuffle_row_drop_partitions,
-        predicate, rowgroup_selector, num_epochs, cur_shard, shard_count, transform_spec, filters, storage_options,
-        filesystem, cache, remainder, exact, memory_bytes, lanes, decode, zmq_copy_buffers, format,
+    return Reader.open(ReaderOptions(
+        source=normalize_dataset_url_or_urls(dataset_url_or_urls),
+        batched=True,
+        schema_fields=schema_fields,
+        pool=reader_pool_type,
+        workers_count=workers_count,
+        results_queue_size=results_queue_size,
+        seed=_seed(seed, shard_seed),
+        shuffle_rows=shuffle_rows,
+        shuffle_row_groups=shuffle_row_groups,
+        drop_partitions=shuffle_row_drop_partitions,
+        predicate=predicate,
+        rowgroup_selector=rowgroup_selector,
+        num_epochs=num_epochs,
+        cur_shard=cur_shard,
+        shard_count=shard_count,
+        transform_spec=transform_spec,
+        filters=filters,
+        storage_options=storage_options,
+        filesystem=filesystem,
+        cache=make_cache(cache_type, cache_location, cache_size_limit, cache_row_size_estimate, cache_extra_settings),
+        remainder=remainder,
+        exact=exact,
+        memory_bytes=memory_bytes,
+        lanes=lanes,
+        decode=decode,
+        zmq_copy_buffers=zmq_copy_buffers,
+        format=format,
     ))  # fmt: skip
 
 
@@ -231,175 +273,209 @@ class Reader:
             if dataset_path is not None:  # Reader(url, fields): the second argument was the fields
                 schema_fields = dataset_path if schema_fields is None else schema_fields
             filesystem, source = None, pyarrow_filesystem
-        self._begin(_ask.Asked(
-            normalize_dataset_url_or_urls(dataset_url or source), is_batched_reader, schema_fields,
-            *_ask.pool_of(reader_pool), _seed(seed, shard_seed), shuffle_rows, shuffle_row_groups,
-            shuffle_row_drop_partitions, predicate, rowgroup_selector, num_epochs, cur_shard, shard_count,
-            transform_spec, filters, storage_options, filesystem, cache, remainder,
-            zmq_copy_buffers=getattr(reader_pool, "zmq_copy_buffers", True),
+        self._open(ReaderOptions(
+            source=normalize_dataset_url_or_urls(dataset_url or source),
+            batched=is_batched_reader,
+            schema_fields=schema_fields,
+            seed=_seed(seed, shard_seed),
+            shuffle_rows=shuffle_rows,
+            shuffle_row_groups=shuffle_row_groups,
+            drop_partitions=shuffle_row_drop_partitions,
+            predicate=predicate,
+            rowgroup_selector=rowgroup_selector,
+            num_epochs=num_epochs,
+            cur_shard=cur_shard,
+            shard_count=shard_count,
+            transform_spec=transform_spec,
+            filters=filters,
+            storage_options=storage_options,
+            filesystem=filesystem,
+            cache=cache,
+            remainder=remainder,
+            **pool_options(reader_pool),
         ))  # fmt: skip
 
     @classmethod
-    def _asked(cls, asked: _ask.Asked) -> Reader:
+    def open(cls, options: ReaderOptions) -> Reader:
+        """Return a reader with these options."""
         reader = cls.__new__(cls)
-        reader._begin(asked)
+        reader._open(options)
         return reader
 
-    def _begin(self, asked: _ask.Asked) -> None:
-        self._job = _ask.open_job(asked)
-        self.schema = self._job.schema
+    def _open(self, options: ReaderOptions) -> None:
+        self.setup = open_setup(options)
+        """What is read and how; see `read_as`."""
+        self.loader: Loader = self.setup.make_loader(None)
+        """The engine's loader, which records what was received; replaced by `read_as` and by some states."""
+        self.schema = self.setup.schema
         """Unischema of what is returned."""
-        self.ngram = self._job.ngram
+        self.ngram = self.setup.ngram
         """The `NGram` in force, or None."""
-        self.is_batched_reader = asked.batched
-        self.num_epochs = asked.num_epochs
-        self.dataset = self._job.dataset
+        self.is_batched_reader = options.batched
+        self.num_epochs = options.num_epochs
+        self.dataset = self.setup.dataset
         """The `penstock.Dataset` that is read."""
-        self.cache = asked.cache
-        self.last_row_consumed = False
-        """Whether the last row of the pass was asked for, and StopIteration raised."""
+        self.cache = options.cache
         self.stopped = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         """Held around every step: several threads may call `next`, and each row goes to one of them."""
-        self._loader: Loader = self._job.loader(None)
-        self._give: Callable[[Built], Iterator[Any]] = _giver(self._job)
-        self._start_pass()
+        self._unpack = _unpacker(self.setup)
+        self._leave()
 
-    def _start_pass(self) -> None:
-        self._pass: Any = None
+    def _leave(self) -> None:
+        """Forget the stream, and with it rows of its last delivery that were not taken."""
+        self._stream: ReaderStream | None = None
+        self._delivery: Delivery[Batch] | None = None
         self._rows: Iterator[Any] = iter(())
-        self._plan: EpochPlan | None = None
-        self._before = self._taken = 0
-        self._kept: Any = None
-        self._mask: Any = None
-        self._barren = 0
-        self._settle: Callable[[], None] | None = None
-        """Asks whoever hands whole batches over how far the consumer is, and sets the place."""
-        self._in_graph = False
-        """Whether a TensorFlow graph takes whole batches, so that the consumer's place inside them is not known."""
-        self.last_row_consumed = False
+        self._taken = 0
+        """Items of the delivery that were returned by `next`."""
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
     @property
     def batched_output(self) -> bool:
-        """Whether a step is a batch of rows."""
+        """Whether an item is a batch of rows."""
         return self.is_batched_reader
+
+    @property
+    def last_row_consumed(self) -> bool:
+        """Whether the end of the pass was reached, and StopIteration raised."""
+        return self._stream is not None and self._stream.is_over
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something of the current pass was read."""
+        with self.lock:
+            place = self.loader.place()
+            is_inside = self.loader.pass_of(self.loader.next_pass_after(place)) != self.loader.pass_of(place)
+            return is_inside or (self._stream is not None and not self._stream.is_over)
 
     def __iter__(self) -> Reader:
         return self
 
     def __next__(self) -> Any:
-        with self._lock:
+        with self.lock:
             for row in self._rows:
                 self._taken += 1
                 return row
-            return self._next_batch()
+            return self._next_delivery()
 
     next = __next__
 
-    def _next_batch(self) -> Any:
-        while True:
-            if self.stopped:
-                raise LoaderClosed("Trying to read a sample after the reader was stopped; make another one")
-            if self.last_row_consumed:
-                raise StopIteration
-            if self._pass is None:
-                self._pass = iter(self._loader)
-            try:
-                built = self._pass.take()
-            except StopIteration:
-                self._start_pass()
-                self.last_row_consumed = True
-                raise
-            self._plan, self._taken, self._kept = built.work.plan, 0, built.kept
-            self._before = self._loader.steps_of(built.first)
-            self._mask = built.batch.get(MASK)
-            if not built.num_rows and self.is_batched_reader:
-                self._left_out(built)  # a filter on delivery, or a transform, has left nothing of it
-                continue
-            self._rows = self._give(built)
-            self._job.check(built)  # last: it may warn, and a warning be made an error
-            for row in self._rows:
-                self._taken = 1
-                self._barren = 0
-                return row
-            self._left_out(built)
+    def _next_delivery(self) -> Any:
+        if self.stopped:
+            raise LoaderClosed("Trying to read a sample after the reader was stopped; make another one")
+        if self.last_row_consumed:
+            raise StopIteration
+        self._acknowledge()
+        stream = self.deliveries() if self._stream is None else self._stream
+        self._delivery, self._taken = stream.take(), 0
+        if self._delivery is None:
+            stream.received(stream.end)
+            raise StopIteration
+        self._rows = self._unpack(self._delivery)
+        return self.__next__()
 
-    def _left_out(self, built: Built) -> None:
-        """Go on behind a batch of which nothing is left; an endless reader that never gives anything is an error."""
-        self._before = self._loader.steps_of(built.end)
-        self._barren += built.end - built.first
-        if self.num_epochs is None and self._barren > 2 * built.work.plan.num_items:
-            raise NoDataAvailableError("a whole epoch gave no row: the predicate or the transform leaves nothing")
-
-    def _note(self) -> None:
-        """Tell the loader how far the consumer is."""
-        if self._settle is not None:
-            self._settle()
-        if self._plan is None:
-            return
-        taken = self._taken
-        if self._kept is not None and taken and not self.batched_output:  # some rows before it were left out
-            taken = int(self._kept[taken - 1]) + 1
-        self._loader.received(self._plan, self._before + taken)
+    def _acknowledge(self) -> None:
+        """Tell the loader which of the rows were returned by `next`."""
+        with self.lock:
+            if self._delivery is not None and self._stream is not None:
+                self._stream.received(place_after(self.setup, self._delivery, self._taken))
 
     def __bool__(self) -> bool:
-        return True  # whatever its length, which an endless one does not have
+        return True  # also for an endless reader, which has no length
 
     def __len__(self) -> int:
-        """Return the rows, or batches, left in this pass; those that a filter on delivery leaves out count too."""
-        with self._lock:
-            self._note()
-            return 0 if self.last_row_consumed else len(self._loader)
+        """Return the rows, or batches, left in this pass; includes those that a filter on delivery will leave out."""
+        with self.lock:
+            left = 0 if self.last_row_consumed else self.loader.batches_left
+        if left is None:
+            raise TypeError("a reader with num_epochs=None has no length")
+        return left
 
     @property
     def valid(self) -> Any:
-        """Whether the row that came last is no padding (`remainder="pad"`); for batches a mask, or True for all."""
-        if self._mask is None:
+        """Whether the last row is not padding (`remainder="pad"`); for batches a mask, or True for all."""
+        mask = None if self._delivery is None else self._delivery.batch.get(MASK)
+        if mask is None:
             return True
-        return self._mask if self.is_batched_reader else bool(self._mask[max(0, self._taken - 1)])
+        return mask if self.is_batched_reader else bool(mask[max(0, self._taken - 1)])
 
     def reset(self) -> None:
         """Begin the next pass of `num_epochs` epochs, whether or not this one is at its end."""
         if self.stopped:
             raise LoaderClosed("the reader was stopped; make another one")
-        with self._lock:
-            self._note()
-            self._loader.next_pass()
-            self._start_pass()
+        with self.lock:
+            self.loader.next_pass()
+            self._leave()
+
+    # -- for loaders that take whole deliveries ---------------------------------------------------------------------
+
+    def deliveries(self) -> ReaderStream:
+        """Return the deliveries of what is left of this pass, for code that takes them apart itself.
+
+        Begins behind what was received, by `next` or from an earlier stream, which ends. Deliveries without rows are
+        left out. Use `place_after` for what to acknowledge. At the end of a pass, until `reset`, there are none.
+        """
+        with self.lock:
+            if self._stream is None or not self._stream.is_over:
+                place = self.loader.place()
+                self._leave()
+                self._stream = ReaderStream(self.loader.stream(start=place), self.setup)
+                self._stream.before_state(self._acknowledge)
+            return self._stream
+
+    def pause(self) -> None:
+        """End the threads and keep the place: what was read ahead is given up, and read again by whoever goes on."""
+        with self.lock:
+            if not self.stopped and not self.last_row_consumed:
+                self.loader.go_to(self.loader.place())
+                self._leave()
+
+    def read_as(self, setup: ReaderSetup) -> None:
+        """Go on with another setup of the same rows: from the same place if the items are the same.
+
+        With other items or another order it begins at the start of the current pass. Raises BudgetError, and changes
+        nothing, where the batches of the setup do not fit into the memory.
+        """
+        with self.lock:
+            loader, before = setup.make_loader(self.loader.order.seed), self.loader
+            if setup.items is self.setup.items:
+                loader.load_state_dict(before.state_dict())
+            else:
+                loader.go_to(loader.place_at(before.pass_number))
+            is_over = self.last_row_consumed
+            before.close()
+            self.setup, self.loader = setup, loader
+            if not is_over:
+                self._leave()
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this reader as small JSON; the same on every shard at the same step."""
-        if self._job.is_late and self._loader.world > 1:
+        if self.setup.is_late and self.loader.world > 1:
             raise NotImplementedError(
                 "with exact=False the shards are not at the same place after as many rows, so that the state of one "
                 "does not fit the others; use exact=True, or a loader of penstock.open(...).where(..., exact=False)"
             )
-        with self._lock:
-            if self._in_graph:
-                raise NotImplementedError(
-                    "a TensorFlow graph takes whole batches from this reader, so the row that its session has reached "
-                    "is not known; take the state before or after a pass, iterate make_petastorm_dataset eagerly, or "
-                    "use tf_tensors"
-                )
-            self._note()
-            return self._loader.state_dict()
+        with self.lock:
+            if self._stream is not None and self._stream.no_state is not None and not self._stream.is_over:
+                raise NotImplementedError(self._stream.no_state)
+            return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where a state was taken, on any number of shards; with seed=None its seed is taken over."""
-        with self._lock:
+        with self.lock:
             seed = State.from_json(state).order.seed
-            if self._job.drew_seed and seed != self._loader.order.seed:
-                other = self._job.loader(seed)
+            if self.setup.drawn is not None and seed != self.loader.order.seed:
+                other = self.setup.make_loader(seed)
                 other.load_state_dict(state)  # before anything is given up: the state may be refused
-                self._loader.close()
-                self._loader = other
+                self.loader.close()
+                self.loader = other
             else:
-                self._loader.load_state_dict(state)
-            self._start_pass()
+                self.loader.load_state_dict(state)
+            self._leave()
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -407,13 +483,13 @@ class Reader:
         """End the threads or processes; the reader cannot be used again."""
         self.stopped = True
         self._rows = iter(())
-        self._loader.close()
+        self.loader.close()
 
     def join(self) -> None:
-        """Return: `stop` has waited already."""
+        """Return at once: `stop` has already waited."""
 
     def cleanup_cache(self) -> None:
-        """Give back what the cache holds, where it was made for this reader only; a failure is a warning."""
+        """Delete what the cache holds if it was made for this reader only; a failure is a warning."""
         cleanup = getattr(self.cache, "cleanup", None)
         if cleanup is None:
             return
@@ -429,14 +505,18 @@ class Reader:
         With the process pool also Petastorm's counters: an item is one result of the workers, a batch or up to 1,024
         rows; `items_consumed` were begun, `items_produced` are finished, `items_inprocess` are being made.
         """
-        found = {**self._loader.stats(), "output_queue_size": self._loader.num_waiting()}
-        if self._job.asked.pool == "process":
-            building, produced = self._loader.num_building(), found["batches"] + found["output_queue_size"]
+        with self.lock:
+            self._acknowledge()
+            found = {**self.loader.stats(), "output_queue_size": self.loader.num_waiting()}
+            if self._delivery is not None and not self.is_batched_reader and self._taken < self._delivery.num_rows:
+                found |= {"rows": found["rows"] + self._taken, "batches": found["batches"] + 1}
+        if self.setup.options.pool == "process":
+            building, produced = self.loader.num_building(), found["batches"] + found["output_queue_size"]
             found |= {
                 "items_consumed": produced + building,
                 "items_produced": produced,
                 "items_inprocess": building,
-                "zmq_copy_buffers": self._job.asked.zmq_copy_buffers,
+                "zmq_copy_buffers": self.setup.options.zmq_copy_buffers,
             }
         return found
 
@@ -451,18 +531,18 @@ class Reader:
         clean_up_after(error, self.cleanup_cache)
 
 
-def _giver(job: _ask.Job) -> Callable[[Built], Iterator[Any]]:
-    """Return the function that takes a built batch apart into what the reader gives."""
-    names = tuple(job.schema.fields)
-    make = row_type(schema_name(job.schema), names)
-    if job.ngram is not None:
-        types = job.step_types
-        if job.batched:
-            return lambda built: iter([_ask.window_columns(built, types, job.batch_dtypes)])
-        return lambda built: windows_of(built.batch, built.fold, types)  # type: ignore[arg-type]
-    if job.batched:
-        return lambda built: iter([columns_of(built.batch, names, make, job.batch_dtypes)])
-    return lambda built: rows_of(built.batch, names, make)
+def _unpacker(setup: ReaderSetup) -> Callable[[Delivery[Batch]], Iterator[Any]]:
+    """Return the function that takes a delivery apart into what the reader returns."""
+    names, dtypes = tuple(setup.schema.fields), setup.batch_dtypes
+    make = row_type(schema_name(setup.schema), names)
+    if setup.ngram is not None:
+        types = setup.step_types
+        if setup.options.batched:
+            return lambda found: iter([window_columns(found.batch, found.origin.windows, types, dtypes)])
+        return lambda found: windows_of(found.batch, found.origin.windows, types)
+    if setup.options.batched:
+        return lambda found: iter([columns_of(found.batch, names, make, dtypes)])
+    return lambda found: rows_of(found.batch, names, make)
 
 
 def _seed(seed: int | None, shard_seed: int | None) -> int | None:

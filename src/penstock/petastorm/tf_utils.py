@@ -1,15 +1,16 @@
 """`petastorm.tf_utils`: a reader as a `tf.data.Dataset`, or as tensors of a graph.
 
-`make_petastorm_dataset` takes whole batches out of a reader of ours and lets TensorFlow take them apart: no Python runs
-for a single row. Other readers, and `tf_tensors`, ask for one item at a time. Orders and decodes nothing itself.
-TensorFlow is imported when a function is called.
+`make_petastorm_dataset` takes whole batches from a `Reader` and lets TensorFlow split them into rows, without a call
+into Python for each row. Other readers, and `tf_tensors`, are asked for one item at a time. TensorFlow is imported when
+a function is called.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.petastorm._tf_values import date_to_nsec_from_epoch, kind_of, value_of
+from penstock.petastorm._columns import row_type
+from penstock.petastorm._tf_values import column_of, date_to_nsec_from_epoch, kind_of, value_of
 from penstock.schema.unischema import schema_name
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 RANDOM_SHUFFLING_QUEUE_SIZE = "random_shuffling_queue_size"
-"""Name of the operation that tells the size of the shuffling queue in a graph."""
+"""Name of the operation that returns the size of the shuffling queue in a graph."""
 
 
 def make_petastorm_dataset(reader: Any) -> Any:
@@ -116,7 +117,7 @@ def make_namedtuple_tf_ngram(unischema: Any, ngram: Any, *args: Any, **kargs: An
 
 
 class Shape:
-    """What an item of a reader consists of: its values in a flat order, and how they become an item again."""
+    """The values of a reader's item in a flat order, and how they become an item again."""
 
     def __init__(self, reader: Any) -> None:
         self.batched = bool(reader.batched_output)
@@ -125,10 +126,10 @@ class Shape:
         self.steps: list[tuple[int, tuple[str, ...]]] = []
         """Step and names of each named tuple of an item; step 0 where there is one only."""
         kinds = {name: kind_of(field) for name, field in reader.schema.fields.items()}
-        schemas = {0: reader.schema} if self.ngram is None else _schemas(reader)
-        for step, schema in schemas.items():
+        for step in (0,) if self.ngram is None else self.ngram.timesteps:
+            schema = reader.schema if self.ngram is None else self.ngram.get_schema_at_timestep(reader.schema, step)
             self.steps.append((step, tuple(schema.fields)))
-            self._make[step] = _maker(schema)
+            self._make[step] = row_type(schema_name(schema), tuple(schema.fields))._make
         self.kinds: list[Kind] = [kinds[name] for _, names in self.steps for name in names]
 
     def static(self, kind: Kind) -> list[int | None]:
@@ -137,8 +138,6 @@ class Shape:
 
     def arrays(self, item: Any) -> list[Any]:
         """Return the values of an item as arrays, in the flat order."""
-        from penstock.petastorm._tf_values import column_of
-
         rows = [item] if self.ngram is None else [item[step] for step, _ in self.steps]
         values = [value for row in rows for value in row]
         convert = column_of if self.batched else value_of
@@ -153,17 +152,6 @@ class Shape:
         return item[0] if self.ngram is None else item
 
 
-def _schemas(reader: Any) -> dict[int, Any]:
-    return {step: reader.ngram.get_schema_at_timestep(reader.schema, step) for step in reader.ngram.timesteps}
-
-
-def _maker(schema: Any) -> Callable[[Sequence[Any]], Any]:
-    from penstock.petastorm._columns import row_type
-
-    make: Callable[[Sequence[Any]], Any] = row_type(schema_name(schema), tuple(schema.fields))._make
-    return make
-
-
 def tensor_dtype(kind: Kind) -> Any:
     """Return TensorFlow's dtype of a field's values."""
     tf = tensorflow_module()
@@ -171,7 +159,7 @@ def tensor_dtype(kind: Kind) -> Any:
 
 
 def tensorflow_module() -> Any:
-    """Return TensorFlow, or say how to get it."""
+    """Return TensorFlow; ImportError with the line that installs it where it is missing."""
     try:
         import tensorflow as tf
     except ImportError:

@@ -163,15 +163,14 @@ class WeightedSamplingReader:
             raise StateMismatch(f"cannot resume: the state has {found} readers, there are {len(self._readers)} here")
         seed = state.get("seed")
         deck = self._new_deck(seed if self._seed is None and type(seed) is int else self._deck.seed)
-        deck.load(state)
+        mark = deck.mark_of(state)
         before = [reader.state_dict() for reader in self._readers]
         try:
             self._load_readers(states)
         except BaseException:
             self._load_readers(before)
             raise
-        deck.begin([_left(reader) for reader in self._readers])
-        self._deck, self._over = deck, False
+        self._deck, self._over = deck.at(mark, [_left(reader) for reader in self._readers]), False
 
     def _load_readers(self, states: list[Any]) -> None:
         for index, (reader, state) in enumerate(zip(self._readers, states, strict=True)):

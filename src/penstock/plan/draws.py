@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -55,6 +55,16 @@ class Draws:
         fraction = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
         picks: NDArray[np.int64] = np.searchsorted(ends, fraction * ends[-1], side="right")
         return picks
+
+
+class Mark(NamedTuple):
+    """A place between two draws."""
+
+    pass_number: int
+    num_draws: int
+    """Draws made in this pass."""
+    ended: tuple[bool, ...]
+    """Which sources have nothing left in it."""
 
 
 class Deck:
@@ -138,20 +148,32 @@ class Deck:
             return sum(known) if len(known) == len(self.left) else None
         return None if all(count is None for count in self.left) else self._until_short()
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def mark(self) -> Mark:
+        """Where the deck is, as a small value."""
+        return Mark(self.pass_number, self.num_draws, tuple(self.ended))
+
+    def at(self, mark: Mark, left: Sequence[int | None]) -> Deck:
+        """Return a deck of the same draws at another place, where the sources have so much left."""
+        deck = Deck(self._draws, self._stop)
+        deck.pass_number, deck.num_draws, deck.ended = mark.pass_number, mark.num_draws, list(mark.ended)
+        deck.begin(left)
+        return deck
+
+    def to_json(self, mark: Mark | None = None) -> dict[str, Any]:
         """Return seed and place as a dict of JSON values."""
-        ended = [index for index, ended in enumerate(self.ended) if ended]
+        mark = mark or self.mark
+        ended = [index for index, ended in enumerate(mark.ended) if ended]
         head = {"version": _VERSION, "order": NAME, "seed": self._draws.seed}
-        return head | {"pass": self.pass_number, "draws": self.num_draws, "ended": ended}
+        return head | {"pass": mark.pass_number, "draws": mark.num_draws, "ended": ended}
 
-    def load(self, value: Mapping[str, Any]) -> None:
-        """Go to the place that `to_json` gave; StateMismatch where it is damaged or of another seed.
+    def mark_of(self, value: Mapping[str, Any]) -> Mark:
+        """Return the place that `to_json` gave; StateMismatch where it is damaged or of another seed.
 
-        Weights and stop policy are those of this deck: another run may continue with others. `begin` must follow.
+        Weights and stop policy are those of this deck: another run may go on with others.
         """
         pass_number, num_draws, ended = _place(value, self._draws.seed, len(self.ended))
-        self.pass_number, self.num_draws, self._picks = pass_number, num_draws, []
-        self.ended = [index in ended for index in range(len(self.ended))]
+        return Mark(pass_number, num_draws, tuple(index in ended for index in range(len(self.ended))))
 
     def _end(self, index: int) -> None:
         self.ended[index] = True

@@ -67,6 +67,10 @@ class Grouping(ABC):
     def most_rows(self, num_items: int, *, neighbours: bool) -> int:
         """Return the most rows that a batch of `num_items` items can need; `neighbours`: all follow one another."""
 
+    def count_units(self, part: NDArray[np.int64]) -> int:
+        """Return how many units (rows or windows) items have together, given the part of each item."""
+        return len(part)
+
     def visits(self, visits: Visits) -> Visits:
         """Return when each chunk is needed, given when each part is."""
         return visits
@@ -171,6 +175,10 @@ class PartGrouping(Grouping):
         """Return the rows of the largest parts."""
         most = int(self.sizes.max(initial=1)) if self.whole else 1
         return self.units.most_rows(most * num_items, neighbours=neighbours)
+
+    def count_units(self, part: NDArray[np.int64]) -> int:
+        """Return the units of whole parts, or the number of items."""
+        return int(self.sizes[part].sum()) if self.whole else len(part)
 
     def visits(self, visits: Visits) -> Visits:
         """Return the visits of the chunks that parts lie in."""

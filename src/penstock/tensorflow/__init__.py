@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.api import dataset_and_options, load
+from penstock.api import loader_for
 from penstock.nulls import check_nulls
 from penstock.options import FrameworkKeywords, show_keywords
 
@@ -19,9 +19,9 @@ try:
 except ImportError:
     raise ImportError("penstock.tensorflow needs TensorFlow: pip install 'penstock[tensorflow]'") from None
 
-from penstock.tensorflow._dataset import Batches, Delivery, make_batches
+from penstock.tensorflow._dataset import Batches, Loader, make_batches
 from penstock.tensorflow._host import rank_and_world
-from penstock.tensorflow._static import OWNER, Wanted, forms_of
+from penstock.tensorflow._static import OWNER, SpecOptions, forms_of
 
 if TYPE_CHECKING:
     import os
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from penstock.api import Dataset
+    from penstock.engine.base_loader import BaseLoader
+    from penstock.options import LoaderOptions
 
     Nulls = Literal["mask", "error"] | Iterable[str]
 
-__all__ = ["Batches", "Delivery", "loader"]
+__all__ = ["Batches", "Loader", "loader"]
 
 
 @show_keywords(FrameworkKeywords)
 def loader(
-    dataset_or_url: Dataset | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    dataset_or_url: Dataset | BaseLoader | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    batch_size: int,
+    batch_size: int | None = None,
     nulls: Nulls = "mask",
     element_spec: Mapping[str, Any] | None = None,
     **options: Unpack[FrameworkKeywords],
@@ -51,7 +53,8 @@ def loader(
     dataset also has `state_dict`, `load_state_dict`, `stats`, `skipped`, `plan`, `close` and `with`; see `Batches`.
 
     Args:
-        dataset_or_url: An open dataset, or what `penstock.open` takes.
+        dataset_or_url: An open dataset, or what `penstock.open` takes; or a `penstock.Loader` or `penstock.mix(...)`,
+            which has its own `batch_size` and options.
         batch_size: Rows of a batch on each rank. Static in the spec where every batch is full (`drop_last=True`).
         nulls: "mask": a column that may hold nulls (by its field, and by the footers' counts) comes filled (0, False,
             NaN, empty), with a column `<name>_valid` beside it that is True where there is a value. Names of columns:
@@ -72,10 +75,11 @@ def loader(
         ColumnNotFound: `nulls` or `element_spec` names a column that no batch has.
         TransformError: The transform gives no columns.
     """
-    dataset, given = dataset_and_options(dataset_or_url, batch_size, options, function=loader, owner=OWNER)
-    rank, world = rank_and_world(given.rank, given.world)
-    given = replace(given, rank=rank, world=world)
-    host = load(dataset, given)
-    forms = forms_of(dataset, host, Wanted(check_nulls(nulls, None, owner=OWNER), element_spec, given))
-    full = given.drop_last and given.on_error == "raise" and not dataset.filters_late
-    return make_batches(host, forms, batch_size if full else None)
+
+    def placed(given: LoaderOptions) -> LoaderOptions:
+        rank, world = rank_and_world(given.rank, given.world)
+        return replace(given, rank=rank, world=world)
+
+    native = loader_for(dataset_or_url, batch_size, options, function=loader, owner=OWNER, change=placed)
+    forms = forms_of(native, SpecOptions(check_nulls(nulls, None, owner=OWNER), element_spec))
+    return make_batches(native, forms, native.full_batches)

@@ -1,45 +1,50 @@
-"""A `tf.data.Dataset` over a loader that knows what its consumer has received, and how long it is.
+"""A `tf.data.Dataset` over a stream of batches, that knows what its consumer has received, and how long it is.
 
-`make_batches` builds the pipeline: a generator of arrays, tensors made of them, and the number of batches declared.
+`make_dataset` builds the pipeline: a generator of arrays, tensors made of them, and the number of batches declared.
 Nothing in it runs ahead of the consumer (the engine does that), so that a batch is received when it is asked for. Where
 the user adds stages that run ahead, `prefetch` or a parallel `map`, one more stage behind them counts what comes out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from penstock.engine.front import Front
+from penstock.engine.proxy import LoaderProxy
 from penstock.errors import LoaderClosed, PenstockWarning, TransformError
 from penstock.tensorflow._exit import exiting, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from penstock.engine.build import Built
-    from penstock.engine.loader import Loader
-    from penstock.plan import EpochPlan
+    from penstock.engine.delivery import Delivery, Stream
     from penstock.tensorflow._forms import Form
 
-    Place = tuple[EpochPlan, int]
+    Arrays = tuple[Any, ...]
 
 _MOST_AHEAD = 1024
 """Batches that may wait in stages that run ahead when the first one comes out."""
 
 
-def make_batches(loader: Loader, forms: Sequence[Form], rows: int | None) -> Batches:
+def make_batches(native: Any, forms: Sequence[Form], rows: int | None) -> Batches:
     """Return the dataset of a loader's batches; `rows`: of every batch, where all have the same number."""
-    delivery = Delivery(loader, tuple(forms))
     specs = [form.specs(rows) for form in forms]
-    flat = tuple(spec for one in specs for spec in one)
     counts = [len(one) for one in specs]
+    names = {form.name for form in forms}
+
+    def convert(delivery: Delivery[Any]) -> Arrays:
+        batch = delivery.batch
+        if batch.keys() != names:
+            raise _other_columns(batch, [form.name for form in forms])
+        return tuple(array for form in forms for array in form.arrays(batch[form.name]))
 
     def assemble(*tensors: Any) -> dict[str, Any]:
         batch: dict[str, Any] = {}
@@ -49,13 +54,36 @@ def make_batches(loader: Loader, forms: Sequence[Form], rows: int | None) -> Bat
             del left[:count]
         return batch
 
-    made = tf.data.Dataset.from_generator(delivery._start, output_signature=flat).map(as_it_is(assemble))
+    signature = tuple(spec for one in specs for spec in one)
+    return make_dataset(Loader(native, convert), signature, assemble)
+
+
+def make_dataset(
+    loader: Loader, signature: tuple[Any, ...], assemble: Callable[..., Any], kind: type[Batches] | None = None
+) -> Batches:
+    """Return the dataset of a loader whose batches are arrays of these specs, assembled into elements.
+
+    `kind` is the class of the dataset: `Batches`, or `TF1Batches`.
+    """
+    made = tf.data.Dataset.from_generator(loader.begin, output_signature=signature).map(as_it_is(assemble))
     # A resumed pass is shorter than others, and tf.data refuses a dataset that ends before its declared length. One
-    # that is repeated for ever and cut counts as that long, and ends where a repetition is empty: `Delivery._start`.
-    made = made.repeat()
-    if delivery._full is not None:
-        made = made.take(delivery._full)
-    return Batches(made.with_options(no_running_ahead()), delivery, counted=False)
+    # that is repeated without end and cut counts as that long, and ends where a repetition is empty: `Loader.begin`.
+    if loader.repeats:
+        made = made.repeat()
+    if loader.full_length is not None:
+        made = made.take(loader.full_length)
+    return (kind or Batches)(made.with_options(no_running_ahead()), loader, counted=False)
+
+
+def _other_columns(batch: Mapping[str, Any], names: Sequence[str]) -> TransformError:
+    """Refuse a batch that lacks columns or has others: these would be left out silently."""
+    lacks, more = sorted(set(names) - batch.keys()), sorted(batch.keys() - set(names))
+    wrong = f"without the column {lacks[0]!r}, only" if lacks else f"with the column {more[0]!r}, among"
+    return TransformError(
+        f"a batch came {wrong} {', '.join(map(repr, batch))}, where the element spec has "
+        f"{', '.join(map(repr, names))}; a transform must give the same columns for every batch, those of "
+        "element_spec= where that is given"
+    )
 
 
 def as_it_is(function: Callable[..., Any]) -> Any:
@@ -79,201 +107,216 @@ def no_running_ahead() -> Any:
     return options
 
 
-class Delivery(Front):
-    """The loader behind a dataset, with the place that the consumer has reached: `dataset.penstock`.
+class Loader(LoaderProxy):
+    """The loader behind a dataset: `dataset.penstock`.
 
-    Safe to ask from any thread, also from a Keras callback. One iteration at a time: another one ends the one before
-    it, which raises LoaderClosed if it is asked for more.
+    `native` is the loader of NumPy batches, or the mix, that does the work; it holds the state of what the consumer has
+    received. Safe to ask from any thread, also from a Keras callback. One iteration at a time: another one ends the one
+    before it, which raises LoaderClosed if it is asked for more.
     """
 
-    def __init__(self, loader: Loader, forms: tuple[Form, ...]) -> None:
-        self._loader = self._behind = loader
-        self._forms = forms
-        self._names = {form.name for form in forms}
-        self._full = None if loader._options.epochs is None else len(loader)
-        """Batches of a whole pass."""
+    def __init__(self, native: Any, convert: Callable[[Delivery[Any]], Arrays], *, repeats: bool = True) -> None:
+        self.native = native
+        self.repeats = repeats
+        """Whether the dataset is repeated: not where its length is unknown, so that nothing can end it."""
+        self._convert = convert
+        self.full_length = _length(native)
+        """Batches of a whole pass; None: endless, or not known."""
         self._lock = threading.RLock()
-        self._current: weakref.ref[_One] | None = None
-        """Weak: tf.data alone holds the iterator, whose threads end with it."""
         self._ended_early = False
         """Whether a pass has just ended that was shorter than declared: what starts next is its empty repetition."""
-        self._will_count = False
+        self._will_count: bool | None = None
+        """Of the iteration that begins next: whether a stage counts what comes out; None: not known."""
+        self._has_counting = False
+        """Whether any dataset of this loader has such a stage."""
         self._resumed = False
         """Whether the next pass goes on from a state."""
-        self._from_state, self._num_made = False, 0
-        """Of the current pass: whether it went on from a state, and how many batches were made."""
-        self._begin(counted=False)
+        self._last: tuple[bool, int, int | None] = (False, 0, None)
+        """Of the current pass: whether it went on from a state, batches made, and batches in all."""
+        self._counting: Callable[[], _Counting | None] = _none
+        """Weak: tf.data alone holds the iterator, whose threads end with it."""
 
-    def _begin(self, *, counted: bool) -> None:
-        self._counted = counted
-        self._state = self._loader.state_dict()
-        self._length = None if self._full is None else len(self._loader)
-        self._waiting: deque[Place] = deque()
-        """Places behind batches that were made and not received."""
-        self._received: deque[Place] = deque(maxlen=_MOST_AHEAD)
-        self._place: Place | None = None
-        self._num_received = 0
+    def will_iterate(self, *, counted: bool) -> None:
+        """Note that an iterator is made, of a dataset that has a counting stage or not."""
+        with self._lock:
+            self.native.check_open()
+            self._ended_early, self._will_count = False, counted
 
-    # -- called by TensorFlow, in threads of its own ----------------------------------------------------------------
+    def will_run_ahead(self) -> None:
+        """Note that a dataset was made with stages that run ahead of the consumer."""
+        self._has_counting = True
 
-    def _start(self) -> Iterator[tuple[Any, ...]]:
+    def begin(self) -> Iterator[Arrays]:
         """Begin a pass; called by tf.data for every iterator, and once more after a pass that ended early."""
         with self._lock:
-            if self._ended_early or exiting():
+            if (self.repeats and self._ended_early) or exiting():
                 self._ended_early = False
                 return iter(())
             self._warn_if_left()
-            batches = iter(self._loader)
-            self._begin(counted=self._will_count)
-            self._from_state, self._num_made = self._resumed, 0
-            self._will_count = self._resumed = False
-            one = _One(self, batches)
-            self._current = weakref.ref(one)
+            stream = self.native.stream().map(self._convert)
+            counted = self._will_count
+            if counted is None and not self._has_counting:
+                counted = False
+            counting = _Counting(stream, counted)
+            self._counting = weakref.ref(counting)
+            self._last = (self._resumed, 0, stream.length)
+            self._will_count, self._resumed = None, False
             watch()
-            return one
+            return _Arrays(self, stream, counting)
 
     def _warn_if_left(self) -> None:
-        """Tell of a resumed pass that was begun and left: Keras does that unasked, under a strategy."""
-        if self._from_state and not self._resumed and self._length and 0 < self._num_made < self._length:
+        """Warn of a resumed pass that was begun and left: Keras does that unasked, under a strategy."""
+        from_state, num_made, length = self._last
+        if from_state and not self._resumed and length and 0 < num_made < length:
             warnings.warn(
-                f"a pass that went on from a state was left after {self._num_made} of the {self._length} batches it "
-                "had; this iteration is the next pass, and the rest does not come. Under a strategy, Keras takes one "
-                "batch before training: load the state in a callback's on_train_begin (docs/tensorflow.md)",
+                f"a pass that went on from a state was left after {num_made} of the {length} batches it had; this "
+                "iteration is the next pass, and the rest does not come. Under a strategy, Keras takes one batch "
+                "before training: load the state in a callback's on_train_begin (docs/tensorflow.md)",
                 PenstockWarning,
                 stacklevel=2,
             )
 
-    def _made(self, one: _One, built: Built) -> None:
-        place = built.work.plan, self._loader.steps_of(built.end)
+    def made(self, count: int) -> None:
+        """Note how many batches of the current pass were made."""
+        self._last = (self._last[0], count, self._last[2])
+
+    def ended(self, count: int) -> None:
+        """Note that a pass has ended after so many batches."""
+        self._ended_early = self.full_length is None or count < self.full_length
+
+    def hold(self, counting: _Counting) -> None:
+        """Keep what counts a pass whose threads have ended: tf.data drops its iterator before the last batch is out."""
         with self._lock:
-            if self._is_current(one):
-                self._num_made += 1
-                self._waiting.append(place)
-                if not self._counted:
-                    self._receive()
+            if self._counting() is counting:
+                self._counting = lambda: counting
 
-    def _is_current(self, one: _One) -> bool:
-        return self._current is not None and self._current() is one
-
-    def _receive(self) -> None:
-        if self._waiting:
-            self._place = self._waiting.popleft()
-            self._received.append(self._place)
-            self._num_received += 1
-
-    def _came_out(self) -> np.int64:
-        """Note that a batch has come out of the last stage."""
-        with self._lock:
-            if not self._counted:  # an iterator that `Batches.__iter__` did not make: known by its first batch
-                self._counted = True
-                self._waiting.extendleft(reversed(self._received))
-                self._received.clear()
-                self._num_received = 0
-            self._receive()
+    def came_out(self) -> np.int64:
+        """Note that a batch has come out of the stages that run ahead."""
+        counting = self._counting()
+        if counting is not None:
+            counting.came_out()
         return np.int64(0)
-
-    def _batch_of(self, one: _One) -> tuple[Any, ...]:
-        built, arrays = one.batches.take_as(self._hand_over)
-        self._made(one, built)
-        return cast("tuple[Any, ...]", arrays)
-
-    def _hand_over(self, built: Built) -> tuple[Built, tuple[Any, ...]]:
-        """Return a batch as the arrays of tensors; where that fails, it was not delivered."""
-        self._check_columns(built.batch)
-        return built, tuple(array for form in self._forms for array in form.arrays(built.batch[form.name]))
-
-    def _check_columns(self, batch: Mapping[str, Any]) -> None:
-        """Refuse a batch that lacks columns or has others: these would be left out without a word."""
-        if batch.keys() == self._names:
-            return
-        lacks, more = [sorted(names) for names in (self._names - batch.keys(), batch.keys() - self._names)]
-        wrong = f"without the column {lacks[0]!r}, only" if lacks else f"with the column {more[0]!r}, among"
-        raise TransformError(
-            f"a batch came {wrong} {', '.join(map(repr, batch))}, where the element spec has "
-            f"{', '.join(repr(form.name) for form in self._forms)}; a transform must give the same columns for every "
-            "batch, those of element_spec= where that is given"
-        )
-
-    # -- for the user -----------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Return the batches left in the current pass, exact."""
-        with self._lock:
-            if self._length is None:
-                raise TypeError("a loader with epochs=None has no length")
-            return self._length - self._num_received
-
-    @property
-    def next_length(self) -> int | None:
-        """Batches that the next iteration gives; None where it does not end."""
-        with self._lock:
-            return self._length if self._resumed else self._full
-
-    @property
-    def pass_number(self) -> int:
-        """The pass, counted from 0, of the batch that the consumer receives next."""
-        with self._lock:
-            epochs = self._loader._options.epochs or 1
-            if self._length and self._num_received >= self._length:  # also where other ranks have batches left
-                return int(self._state["epoch"]) // epochs + 1
-            return int(self.state_dict()["epoch"]) // epochs
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place of this run as small JSON: what the consumer has received; the same on every rank."""
-        with self._lock:
-            if self._place is None:
-                return self._state
-            return self._loader.state_after(*self._place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""
         with self._lock:
-            self._loader.load_state_dict(state)
-            self._current, self._ended_early, self._resumed = None, False, True
-            self._begin(counted=False)
+            self.native.load_state_dict(state)
+            self._ended_early, self._resumed = False, True
 
     def __repr__(self) -> str:
-        return f"penstock.tensorflow.{self._loader!r}"
+        return f"penstock.tensorflow.{self.native!r}"
 
 
-class _One:
+def _none() -> None:
+    return None
+
+
+def _length(native: Any) -> int | None:
+    try:
+        return len(native)
+    except TypeError:
+        return None
+
+
+class _Counting:
+    """Acknowledges batches of one pass as they come out of the last stage, or as they are made where that is the same.
+
+    An iterator that `Batches.__iter__` did not make is known to be counted by its first batch that comes out; until
+    then what was made is acknowledged only when somebody asks for the place.
+    """
+
+    def __init__(self, stream: Stream[Arrays], counted: bool | None) -> None:
+        self._stream = stream
+        self._counted = counted
+        self._lock = threading.RLock()
+        self._made: deque[tuple[Any, float]] = deque()
+        """Place, and how long was waited for it, of batches that are not acknowledged."""
+        self._num_out = 0
+        self._is_through = False
+        if counted is None:
+            stream.before_state(self.settle)
+
+    def add(self, place: Any, waited_s: float) -> None:
+        """Note a batch that was made."""
+        with self._lock:
+            self._made.append((place, waited_s))
+            if self._counted is False or len(self._made) > _MOST_AHEAD:
+                self._acknowledge()
+
+    def came_out(self) -> None:
+        with self._lock:
+            self._counted = True
+            if self._made:
+                self._acknowledge()
+
+    def end(self) -> None:
+        """Note that all batches of the pass were made."""
+        with self._lock:
+            self._is_through = True
+            if not self._made and not self._stream.is_over:
+                with contextlib.suppress(LoaderClosed):
+                    self._stream.received(self._stream.end)
+
+    def settle(self) -> None:
+        """Acknowledge what was made, as long as no stage is known that runs ahead."""
+        with self._lock:
+            while self._counted is None and self._made:
+                self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        with contextlib.suppress(LoaderClosed):  # superseded: what comes out late belongs to no pass
+            self._stream.received(*self._made.popleft())
+            if self._is_through and not self._made:
+                self._stream.received(self._stream.end)
+
+
+class _Arrays:
     """The iterator of one pass, held by tf.data alone: its threads end when tf.data drops it."""
 
-    def __init__(self, delivery: Delivery, batches: Any) -> None:
-        self._delivery = delivery
-        self.batches = batches
+    def __init__(self, loader: Loader, stream: Stream[Arrays], counting: _Counting) -> None:
+        self._loader = loader
+        self._stream = stream
+        self._counting = counting
         self._num = 0
-        self._over = False
+        self._over = self._failed = False
 
-    def __iter__(self) -> _One:
+    def __iter__(self) -> _Arrays:
         return self
 
-    def __next__(self) -> tuple[Any, ...]:
-        delivery = self._delivery
+    def __next__(self) -> Arrays:
+        if self._over:  # behind the last batch, or after an error, which no repetition is to follow
+            if not self._failed:
+                self._counting.end()
+            self._loader.ended(self._num)
+            raise StopIteration
+        began = time.perf_counter()
         try:
-            if self._over:  # after an error somebody asks for more
-                raise StopIteration
-            arrays = delivery._batch_of(self)
-        except StopIteration:
-            if not self._over and not delivery._is_current(self):
-                raise LoaderClosed(
-                    "this iterator was ended: another one was made of the same dataset, or a state was loaded; make a "
-                    "loader for each"
-                ) from None
-            self._over = True
-            delivery._ended_early = delivery._full is None or self._num < delivery._full
-            raise
+            delivery = self._stream.take()
+            if delivery is not None:
+                self._num += 1
+                self._loader.made(self._num)
+                self._counting.add(delivery.place, time.perf_counter() - began)
+                if self._num == self._stream.length:  # tf.data may not ask for more
+                    self._end()
+                return delivery.batch
+            self._end()
+            self._counting.end()
+            self._loader.ended(self._num)
         except BaseException:
-            self._over = True
-            self.batches.stop()
-            if exiting():  # nobody shall read of it
+            self._over = self._failed = True
+            self._stream.stop()
+            if exiting():  # nobody is left to read of it
                 raise StopIteration from None
             raise
-        self._num += 1
-        return arrays
+        raise StopIteration
+
+    def _end(self) -> None:
+        self._over = True
+        self._stream.take()  # None: gives back the threads
+        self._loader.hold(self._counting)
 
 
-class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
+class Batches(LoaderProxy, tf.data.Dataset):  # type: ignore[misc]
     """A `tf.data.Dataset` of batches that can also be saved, resumed and closed; made by `penstock.tensorflow.loader`.
 
     `state_dict()` tells what has come out of this dataset, whatever waits in stages inside. `map`, `prefetch`,
@@ -281,12 +324,15 @@ class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
     is that of what has gone into them. Use the state of the last `Batches` of a pipeline.
     """
 
-    def __init__(self, inner: Any, delivery: Delivery, *, counted: bool) -> None:
+    def __init__(self, inner: Any, loader: Loader, *, counted: bool) -> None:
         self._inner = inner
         self._is_counted = counted
-        self._outer = _counting(inner, delivery) if counted else inner
-        self.penstock = self._behind = delivery
-        """The loader behind, with the state of what was received."""
+        if counted:
+            loader.will_run_ahead()
+        self._outer = _counting(inner, loader) if counted else inner
+        self.penstock = loader
+        """The loader behind."""
+        self.native = loader.native
         tf.data.Dataset.__init__(self, self._outer._variant_tensor)  # by name: that of TF1 takes no argument
 
     def _inputs(self) -> list[Any]:
@@ -303,19 +349,15 @@ class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
     # -- as tf.data has it ------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        delivery = self.penstock
-        with delivery._lock:
-            delivery._loader._check_open()
-            delivery._ended_early = False
-            delivery._will_count = self._is_counted
-        return super().__iter__()
+        self.penstock.will_iterate(counted=self._is_counted)
+        return tf.data.Dataset.__iter__(self)
 
     def __len__(self) -> int:
         """Return the batches that the next iteration gives, exact: after `load_state_dict` those that are left.
 
         `cardinality()` is that of a whole pass, also then: Keras takes it for the length of every epoch to come.
         """
-        length = self.penstock.next_length
+        length = _length(self.native)
         if length is None:
             raise TypeError("the dataset is infinite: epochs is None")
         return length
@@ -343,10 +385,6 @@ class Batches(Front, tf.data.Dataset):  # type: ignore[misc]
 
     # -- as every loader has it -------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place of this run as small JSON: what the consumer has received; the same on every rank."""
-        return self.penstock.state_dict()
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""
         self.penstock.load_state_dict(state)
@@ -367,12 +405,12 @@ class TF1Batches(Batches, tf.compat.v1.data.Dataset):  # type: ignore[misc]
         return self._outer
 
 
-def _counting(inner: Any, delivery: Delivery) -> Any:
+def _counting(inner: Any, loader: Loader) -> Any:
     """Return the dataset with a stage behind it that notes every element that comes out."""
     whole = type(inner.element_spec) is tuple
 
     def passed(*element: Any) -> Any:
-        tf.numpy_function(delivery._came_out, [], tf.int64)  # stateful: never left out
+        tf.numpy_function(loader.came_out, [], tf.int64)  # stateful: never left out
         return element if whole else element[0]
 
     # `inner.options()` warns in graph mode, and then returns this.

@@ -1,8 +1,8 @@
-"""Hand-over to PyTorch: batches as dicts of tensors that share memory with what the engine decoded.
+"""Batches for PyTorch: dicts of tensors that share memory with what the engine decoded.
 
-`loader` is the way to train: one process, the engine's threads, the GPU fed from a ring of pinned memory. `Batches` is
-for those who keep `torch.utils.data.DataLoader` and its worker processes. Both give the one global order and its state.
-Nothing here decides which rows come or when: that is the plan's, see `penstock.Dataset.loader`.
+`loader` is the recommended way to train: one process, the engine's threads, the GPU fed from a ring of pinned memory.
+`Batches` is for `torch.utils.data.DataLoader` and its worker processes. Both give the same global order and states.
+Nothing here decides which rows come or when; see `penstock.Dataset.loader`.
 """
 
 try:
@@ -11,7 +11,7 @@ except ImportError:
     raise ImportError("penstock.torch needs PyTorch: pip install 'penstock[torch]'") from None
 
 from penstock.torch.batches import Batches
-from penstock.torch.hand_over import Loader, loader
+from penstock.torch.loader import Loader, loader
 from penstock.torch.tensors import as_tensors
 
 __all__ = ["Batches", "Loader", "as_tensors", "loader"]

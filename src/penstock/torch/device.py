@@ -1,13 +1,12 @@
-"""How a batch gets to a device: a ring of pinned memory, a stream of its own, and the user's transform there.
+"""Copying batches to a device: through a ring of pinned memory, on a separate stream, followed by the user's transform.
 
-A mover is driven by the threads of a `feed`; it starts copies and never waits for them. Nothing here knows of datasets
-or orders. What the consumer gets is fresh memory of the device: only pinned memory is used again, once the copy that
+A mover is driven by the threads of `engine.prefetch`; it starts copies and does not wait for them. Knows nothing of
+datasets or orders. The consumer gets newly allocated device memory; only pinned memory is reused, once the copy that
 reads it has ended.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,83 +14,80 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from penstock.engine.chance import transform_wants
 from penstock.errors import PlanError, TransformError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.build import Built
+    from penstock.engine.delivery import Origin
 
     Tensors = dict[str, Any]
 
 _ALIGN = 256
 _SMALL_BYTES = 64 << 10
 """Columns up to this size are copied together: a copy costs some microseconds, and a table has many columns. Larger
-ones have device memory of their own, so that keeping the labels of a batch does not keep its images."""
+ones get device memory of their own, so that keeping the labels of a batch does not keep its images."""
 _DEVICE_KIND = 1
-"""Second word of the counter of random numbers: 0 is the transform on the CPU, so the two never draw the same."""
+"""Second word of the random counter: 0 is the transform on the CPU, so the two never draw the same numbers."""
 
 
 def check_device(device: Any, *, pin_memory: bool | None, prefetch: int) -> torch.device:
-    """Return the device asked for, with its number; PlanError where it is not there."""
-    where = torch.device("cpu") if device is None else _device_of(device)
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
-        raise PlanError(f"prefetch must be a whole number, at least 1; got {prefetch!r}")
-    if where.type == "cuda" or (where.type == "cpu" and pin_memory):
-        _check_cuda(f"device={device!r}" if where.type == "cuda" else "pin_memory=True")
-    if where.type != "cuda":
-        _check_there(where, device)
-        return where
-    number = torch.cuda.current_device() if where.index is None else where.index
-    if number >= torch.cuda.device_count():
-        raise PlanError(f"device={device!r} is not there: this process sees {torch.cuda.device_count()} CUDA devices")
-    return torch.device("cuda", number)
-
-
-def _device_of(device: Any) -> torch.device:
+    """Return the device with its index; PlanError if it does not exist here."""
     try:
-        return torch.device(device)
+        where = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise PlanError(
-            f"device={device!r} is no device of this PyTorch ({torch.__version__}): {str(error).splitlines()[0]}; "
+            f"device={device!r} is not a device of this PyTorch ({torch.__version__}): {str(error).splitlines()[0]}; "
             "give None, 'cpu', 'cuda' or 'cuda:1'"
         ) from error
-
-
-def _check_there(where: torch.device, device: Any) -> None:
-    """Refuse a device that has no memory here, now and not with the first batch."""
-    if where.type in ("cpu", "meta"):
-        return
-    try:
-        torch.empty(0, device=where)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        raise PlanError(
-            f"device={device!r} is not there: {str(error).splitlines()[0]}; leave it out for tensors in memory"
-        ) from error
-
-
-def _check_cuda(what: str) -> None:
-    if not torch.cuda.is_available():
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 1:
+        raise PlanError(f"prefetch must be a whole number, at least 1; got {prefetch!r}")
+    if (where.type == "cuda" or (where.type == "cpu" and pin_memory)) and not torch.cuda.is_available():
+        wanted = f"device={device!r}" if where.type == "cuda" else "pin_memory=True"
         built = "was built without CUDA" if torch.version.cuda is None else "sees no CUDA device"
         raise PlanError(
-            f"{what} needs a CUDA GPU, and this PyTorch ({torch.__version__}) {built}; leave it out for tensors in "
+            f"{wanted} needs a CUDA GPU, and this PyTorch ({torch.__version__}) {built}; leave it out for tensors in "
             "memory, or install a PyTorch for your driver"
         )
+    if where.type == "cuda":
+        index = torch.cuda.current_device() if where.index is None else where.index
+        if index >= torch.cuda.device_count():
+            raise PlanError(
+                f"device={device!r} does not exist: this process sees {torch.cuda.device_count()} CUDA devices"
+            )
+        return torch.device("cuda", index)
+    if where.type not in ("cpu", "meta"):
+        try:  # now rather than with the first batch
+            torch.empty(0, device=where)
+        except (AssertionError, NotImplementedError, RuntimeError) as error:
+            raise PlanError(
+                f"device={device!r} is not available: {str(error).splitlines()[0]}; leave it out for tensors in memory"
+            ) from error
+    return where
 
 
 class DeviceTransform:
-    """A function of the user's on the batch of tensors, given the random generators it asks for."""
+    """Calls the user's `device_transform`, with the random generators that it takes."""
 
     def __init__(self, function: Callable[..., Mapping[str, Any]]) -> None:
         if not callable(function):
             raise PlanError(f"device_transform must be a function of the batch; got {function!r}")
         self._function = function
-        self._wants = _wants(function)
+        self._wants = transform_wants(function)
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def __call__(self, batch: Tensors, built: Built, device: torch.device) -> Tensors:
-        """Return the transformed batch; TransformError where it fails or gives no dict."""
-        extra = self._extra(built, device) if self._wants else {}
+    def __call__(self, batch: Tensors, origin: Origin, device: torch.device) -> Tensors:
+        """Return the transformed batch; TransformError if the function fails or does not return a dict."""
+        extra: dict[str, Any] = {}
+        if "positions" in self._wants:
+            extra["positions"] = torch.from_numpy(np.ascontiguousarray(origin.positions())).to(device)
+        if self._wants & {"rng", "generator"}:
+            rng = batch_rng(origin.seed, origin.epoch, origin.first_position())
+            if "generator" in self._wants:
+                extra["generator"] = self._generator(device).manual_seed(int(rng.integers(1 << 63)))
+            if "rng" in self._wants:
+                extra["rng"] = rng
         try:
             result = self._function(batch, **extra)
         except Exception as error:
@@ -100,23 +96,8 @@ class DeviceTransform:
             raise TransformError(f"device_transform must return a dict of columns; got {type(result).__name__}")
         return dict(result)
 
-    def _extra(self, built: Built, device: torch.device) -> dict[str, Any]:
-        plan, extra = built.work.plan, {}
-        if "positions" in self._wants:
-            positions = plan.positions(built.first, built.end)
-            kept = positions if built.kept is None else positions[built.kept]
-            extra["positions"] = torch.from_numpy(np.ascontiguousarray(kept)).to(device)
-        if self._wants & {"rng", "generator"}:
-            first = int(plan.positions(built.first, built.first + 1)[0]) if built.end > built.first else 0
-            rng = batch_rng(plan.order.seed, plan.cursor.epoch, first)
-            if "generator" in self._wants:
-                extra["generator"] = self._generator(device).manual_seed(int(rng.integers(1 << 63)))
-            if "rng" in self._wants:
-                extra["rng"] = rng
-        return extra
-
     def _generator(self, device: torch.device) -> Any:
-        """Return the generator of a device, to be seeded for each batch: a kernel takes its seed at its launch."""
+        """Return the generator of a device, to be seeded for each batch: a kernel reads its seed at launch."""
         where = device if device.type in ("cuda", "xpu", "mps") else torch.device("cpu")
         if where not in self._generators:
             self._generators[where] = torch.Generator(device=where)
@@ -129,53 +110,47 @@ def batch_rng(seed: int, epoch: int, first: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array((seed, epoch), np.uint64), counter=counter))
 
 
-def _wants(function: Callable[..., Any]) -> frozenset[str]:
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin without a signature takes just the batch
-        return frozenset()
-    return frozenset({"rng", "generator", "positions"} & parameters.keys())
-
-
 # -- movers -----------------------------------------------------------------------------------------------------------
 
 
-def mover_for(device: torch.device, after: DeviceTransform | None, *, pin: bool, depth: int) -> Any:
-    """Return what takes batches to a device."""
+def mover_for(device: torch.device, transform: DeviceTransform | None, *, pin: bool, depth: int) -> Mover:
+    """Return the mover of a device, for `depth` batches that wait there."""
     if device.type == "cuda":
-        return CudaMover(device, after, num_slots=depth + 1 if pin else 0)
-    return PlainMover(device, after)
+        return CudaMover(device, transform, num_slots=depth + 1 if pin else 0)
+    return Mover(device, transform)
 
 
-class PlainMover:
-    """Copies with `.to(device)`: for devices without streams of ours."""
+class Mover:
+    """Copies with `.to(device)`: for devices whose streams are not managed here."""
 
-    def __init__(self, device: torch.device, after: DeviceTransform | None) -> None:
+    def __init__(self, device: torch.device, transform: DeviceTransform | None) -> None:
         self._device = device
-        self.after = after
+        self.transform = transform
+        """Called with every batch on the device; None: nothing is."""
 
     def begin(self) -> None:
-        """Do nothing: the consumer has no stream."""
+        """Prepare for a pass; called by the consumer."""
 
     def copy(self, batch: Tensors) -> Tensors:
-        """Copy a batch to the device."""
+        """Return the batch on the device; a CUDA copy is only started."""
         moved: Tensors = map_tensors(batch, lambda tensor: tensor.to(self._device))
         return moved
 
-    def send(self, moved: Tensors, built: Built) -> Tensors:
-        """Transform a batch on the device."""
-        return moved if self.after is None else self.after(moved, built, self._device)
+    def send(self, moved: Tensors, origin: Origin) -> Any:
+        """Transform a batch on the device and return it for `receive`."""
+        return moved if self.transform is None else self.transform(moved, origin, self._device)
 
-    def settle(self, sent: Tensors) -> None:
-        """Do nothing: the copy is done."""
+    def settle(self, sent: Any) -> None:
+        """Wait until a batch is on the device, so that the consumer need not; called by a thread that is idle."""
 
-    def receive(self, sent: Tensors) -> Tensors:
-        """Return the batch for the consumer."""
-        return sent
+    def receive(self, sent: Any) -> Tensors:
+        """Return the batch for the consumer, who calls this."""
+        batch: Tensors = sent
+        return batch
 
 
-class _Slot:
-    """One buffer of the ring, and the event after which it may be written again."""
+class _PinnedSlot:
+    """One buffer of the ring, and the event after which it may be overwritten."""
 
     def __init__(self) -> None:
         self.memory: Any = None
@@ -186,68 +161,81 @@ class _Slot:
         if self.copied is not None:
             self.copied.synchronize()
         if self.memory is None or self.memory.numel() < num_bytes:
-            self.memory = None  # first: two of them need not be there at once
+            self.memory = None  # first, so that the old and the new one are never allocated together
             self.memory = torch.empty(num_bytes + num_bytes // 8, dtype=torch.uint8, pin_memory=True)
         return self.memory
 
 
-class _Sent:
-    """A batch on the device, or on its way there."""
+class _OnDevice:
+    """A batch whose copies and transform are started."""
 
     __slots__ = ("batch", "done", "ready", "stream")
 
     def __init__(self, batch: Tensors, ready: Any, stream: Any) -> None:
         self.batch = batch
         self.ready = ready
-        """Event after which it is there."""
+        """Event after which it is complete."""
         self.stream = stream
-        """The consumer's, which its memory is recorded for."""
+        """The consumer's stream, for which its memory is recorded."""
         self.done = False
-        """Whether the event has come to pass; False: nobody has looked."""
+        """Whether the event is known to have occurred."""
 
 
-class CudaMover:
-    """Copies through a ring of pinned buffers on a stream of its own; the consumer's stream waits for an event.
+class CudaMover(Mover):
+    """Copies through a ring of pinned buffers on a separate stream; the consumer's stream waits for an event.
 
-    A consumer that comes late finds all done for it: `receive` then calls nothing that lets go of the interpreter's
-    lock, which it would have to win back from every thread that decodes.
+    If a batch was complete before the consumer asks for it, `receive` calls nothing that releases the GIL: the consumer
+    would have to compete for it with every thread that decodes.
     """
 
-    def __init__(self, device: torch.device, after: DeviceTransform | None, *, num_slots: int) -> None:
-        self._device = device
-        self.after = after
-        # Before the kernels of the training step: what it needs next is a little work, and must not stand in its queue.
+    def __init__(self, device: torch.device, transform: DeviceTransform | None, *, num_slots: int) -> None:
+        super().__init__(device, transform)
+        # High-priority stream: copies for the next step are short and must not queue behind training kernels.
         self._stream = torch.cuda.Stream(device, priority=-1)
-        self._slots = deque(_Slot() for _ in range(num_slots))
+        self._slots = deque(_PinnedSlot() for _ in range(num_slots))
         self._consumer = torch.cuda.current_stream(device)
 
     def begin(self) -> None:
-        """Note the stream of the consumer, who calls this."""
+        """Note the stream of the consumer."""
         self._consumer = torch.cuda.current_stream(self._device)
 
     def copy(self, batch: Tensors) -> Tensors:
         """Start the copies of a batch; returns before they are done."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            return self._staged(batch) if self._slots else self._straight(batch)
+            return self._staged(batch) if self._slots else super().copy(batch)
 
-    def send(self, moved: Tensors, built: Built) -> _Sent:
+    def _staged(self, batch: Tensors) -> Tensors:
+        slot = self._slots[0]
+        self._slots.rotate(-1)
+        leaves: list[Any] = []
+        map_tensors(batch, leaves.append)
+        host = [tensor for tensor in leaves if tensor.device.type == "cpu"]
+        layout = BufferLayout([tensor.numel() * tensor.element_size() for tensor in host])
+        memory = slot.claim(max(1, layout.num_bytes))
+        copied = copies(host, layout, memory, self._device)
+        moved = {id(tensor): one for tensor, one in zip(host, copied, strict=True)}
+        slot.copied = torch.cuda.Event(blocking=True)
+        slot.copied.record(self._stream)
+        out: Tensors = map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor))
+        return out
+
+    def send(self, moved: Tensors, origin: Origin) -> _OnDevice:
         """Start the transform of a batch whose copies are started; returns before it is done."""
-        stream = self._consumer
+        consumer = self._consumer
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            if self.after is not None:
-                moved = self.after(moved, built, self._device)
+            moved = super().send(moved, origin)
             ready = torch.cuda.Event(blocking=True)
             ready.record(self._stream)
-        _record(moved, stream)
-        return _Sent(moved, ready, stream)
+        _record(moved, consumer)
+        return _OnDevice(moved, ready, consumer)
 
-    def settle(self, sent: _Sent) -> None:
-        """Wait until a batch is there, so that its consumer need not; for a thread that has nothing else to do."""
+    def settle(self, sent: _OnDevice) -> None:
+        """Wait until a batch is complete."""
         sent.ready.synchronize()
         sent.done = True
 
-    def receive(self, sent: _Sent) -> Tensors:
-        """Return the batch: work that the consumer's current stream gets from here on comes after the copies."""
+    def receive(self, sent: _OnDevice) -> Tensors:
+        """Return the batch: what the consumer's current stream does from here on happens after the copies."""
         current = torch.cuda.current_stream(self._device)
         if not sent.done:
             current.wait_event(sent.ready)
@@ -256,47 +244,34 @@ class CudaMover:
             _record(sent.batch, current)
         return sent.batch
 
-    def _straight(self, batch: Tensors) -> Tensors:
-        moved: Tensors = map_tensors(batch, lambda tensor: tensor.to(self._device))
-        return moved
-
-    def _staged(self, batch: Tensors) -> Tensors:
-        slot = self._slots[0]
-        self._slots.rotate(-1)
-        leaves: list[Any] = []
-        map_tensors(batch, leaves.append)
-        host = [tensor for tensor in leaves if tensor.device.type == "cpu"]
-        layout = Layout([tensor.numel() * tensor.element_size() for tensor in host])
-        memory = slot.claim(max(1, layout.num_bytes))
-        there = copies(host, layout, memory, self._device)
-        moved = {id(tensor): one for tensor, one in zip(host, there, strict=True)}
-        slot.copied = torch.cuda.Event(blocking=True)
-        slot.copied.record(self._stream)
-        out: Tensors = map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor))
-        return out
-
 
 def _record(batch: Tensors, stream: Any) -> None:
-    """Keep memory that was taken on our stream from being given out again while another stream computes with it."""
+    """Keep memory allocated on our stream from being reused while another stream computes with it."""
     map_tensors(batch, lambda tensor: tensor.record_stream(stream) if tensor.is_cuda else None)
 
 
-def copies(host: list[Any], layout: Layout, memory: Any, device: torch.device) -> list[Any]:
-    """Return tensors on a device, copied by way of `memory`; where that is pinned the copies are only started."""
-    staged = [cut(memory, offset, tensor) for offset, tensor in zip(layout.offsets, host, strict=True)]
+def copies(host: list[Any], layout: BufferLayout, memory: Any, device: torch.device) -> list[Any]:
+    """Return tensors on a device, copied by way of `memory`; if that is pinned the copies are only started."""
+    staged = [_cut(memory, offset, tensor) for offset, tensor in zip(layout.offsets, host, strict=True)]
     for there, tensor in zip(staged, host, strict=True):
         there.copy_(tensor)
     together = torch.empty(layout.small_bytes, dtype=torch.uint8, device=device)
     together.copy_(memory[: layout.small_bytes], non_blocking=True)
     return [
-        cut(together, offset, tensor)
+        _cut(together, offset, tensor)
         if offset < layout.small_bytes
         else torch.empty(tensor.shape, dtype=tensor.dtype, device=device).copy_(there, non_blocking=True)
         for offset, tensor, there in zip(layout.offsets, host, staged, strict=True)
     ]
 
 
-class Layout:
+def _cut(memory: Any, offset: int, like: Any) -> Any:
+    """Return a tensor of the dtype and shape of `like` inside a buffer of bytes."""
+    size = like.numel() * like.element_size()
+    return memory[offset : offset + size].view(like.dtype).view(like.shape)
+
+
+class BufferLayout:
     """Where columns lie in one buffer: the small ones first and together, then the others.
 
     Sizes 100, 70,000 and 8:   offsets 0, 512 and 256; the small ones take 512 bytes, all of them 70,656.
@@ -312,33 +287,18 @@ class Layout:
     def _place(self, sizes: list[int], end: int, *, small: bool) -> int:
         for number, size in enumerate(sizes):
             if (size <= _SMALL_BYTES) == small:
-                self.offsets[number], end = end, end + _aligned(size)
+                self.offsets[number] = end
+                end += max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
         return end
 
 
-def _aligned(num_bytes: int) -> int:
-    return max(_ALIGN, -(-num_bytes // _ALIGN) * _ALIGN)
-
-
-def cut(memory: Any, offset: int, like: Any) -> Any:
-    """Return a tensor of the dtype and shape of `like` inside a buffer of bytes."""
-    size = like.numel() * like.element_size()
-    return memory[offset : offset + size].view(like.dtype).view(like.shape)
-
-
-def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a nested value with a function of every tensor in it in its place."""
-    if isinstance(value, torch.Tensor):
+def map_tensors(value: Any, function: Callable[[Any], Any], kind: type = torch.Tensor) -> Any:
+    """Return a nested value with every tensor (or instance of `kind`) in it replaced by what a function returns."""
+    if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):
-        return {key: map_tensors(one, function) for key, one in value.items()}
-    if isinstance(value, list | tuple) and any(isinstance(one, torch.Tensor | dict | list | tuple) for one in value):
-        inside = (map_tensors(one, function) for one in value)
+        return {key: map_tensors(one, function, kind) for key, one in value.items()}
+    if isinstance(value, list | tuple) and any(isinstance(one, (kind, dict, list, tuple)) for one in value):
+        inside = (map_tensors(one, function, kind) for one in value)
         return tuple(inside) if isinstance(value, tuple) else list(inside)
     return value
-
-
-def pinned(batch: Tensors) -> Tensors:
-    """Return a batch with its tensors in pinned memory."""
-    out: Tensors = map_tensors(batch, lambda tensor: tensor.pin_memory())
-    return out

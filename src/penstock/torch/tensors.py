@@ -1,7 +1,7 @@
-"""Columns of a batch as tensors: what each kind of NumPy column becomes in PyTorch, and what nulls become.
+"""Conversion of NumPy columns to tensors, and of their nulls to masks.
 
-Takes a finished batch (a dict of arrays and lists), gives a dict of tensors and lists. Numbers share the memory of the
-batch; nothing is copied that torch can look at as it is, and no column is left out. The table is in docs/types.md.
+Takes a finished batch (a dict of arrays and lists) and returns a dict of tensors and lists, with every column. Numbers
+share the memory of the batch wherever torch can use it. The table of types is in docs/types.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.codecs.times import in_unit
+from penstock.codecs.times import nanoseconds
 from penstock.errors import SchemaError, UnsupportedType
 from penstock.nulls import check_names, check_nulls, has_null
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VALID = "_valid"
-"""What the name of a column has added for the mask of its values."""
+"""Suffix of the name of a mask."""
 _SHARED = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8")))
-"""What torch looks at as it is, in every version, where it lies in order and may be written."""
+"""Dtypes that every version of torch shares, in arrays that are C-contiguous, aligned and writeable."""
 _TRANSFORM = "turn it into numbers or a list of values in transform=, or leave the column out with columns="
 
 
@@ -31,18 +31,18 @@ def as_tensors(batch: Mapping[str, Any], *, nulls: str | Iterable[str] = "mask")
     """Return a batch with its columns as tensors; arrays of numbers are not copied.
 
     Times become int64 nanoseconds; text, bytes, decimals and other objects become lists; ragged columns become lists of
-    tensors. A tensor stays what it is.
+    tensors. Tensors are left unchanged.
 
     Args:
         batch: Columns by name, as a loader gives them.
-        nulls: "mask": a column with nulls keeps its fill and gets a bool tensor `<name>_valid` beside it, in batches
-            that have any. "error": a null is an error, inside of lists and structs as well. Names of columns: these
-            have their `<name>_valid` in every batch, and a null in any other column is an error.
+        nulls: "mask": a column with nulls keeps its fill values and gets a bool tensor `<name>_valid` beside it, in
+            batches that have any. "error": a null is an error, also inside of lists and structs. Names of columns:
+            these get `<name>_valid` in every batch, and a null in any other column is an error.
 
     Raises:
         ColumnNotFound: nulls= names a column that the batch does not have.
-        SchemaError: A null that was not allowed, or a column that is in the way of a `<name>_valid`.
-        UnsupportedType: An array that torch has no dtype for.
+        SchemaError: A null that was not allowed, or a column that has the name of a mask.
+        UnsupportedType: An array of a dtype that torch does not have.
     """
     return converter(nulls)(batch)
 
@@ -101,17 +101,17 @@ def _null(name: str) -> SchemaError:
 
 
 def _quick_column(name: str, values: Any) -> tuple[Any, Any]:
-    """Return what `_column` does; nearly every column is handed over without a closer look."""
+    """Return what `_column` returns, with a short cut for arrays that torch can share."""
     if type(values) is np.ndarray and values.dtype in _SHARED and values.flags.carray:
         try:
             return torch.from_numpy(values), None
-        except ValueError:  # a single value counts as in order, whatever its strides are
+        except ValueError:  # NumPy calls an array of one value contiguous, whatever its strides are
             return _column(name, values)
     return _column(name, values)
 
 
 def _column(name: str, values: Any) -> tuple[Any, Any]:
-    """Return a column as a tensor or a list, and the mask of its values where some are null."""
+    """Return a column as a tensor or a list, and the mask of its valid values; None if all are."""
     if isinstance(values, torch.Tensor):
         return values, None
     if isinstance(values, np.ma.MaskedArray):
@@ -128,7 +128,7 @@ def _column(name: str, values: Any) -> tuple[Any, Any]:
 
 
 def _ragged_mask(rows: Iterable[Any]) -> list[Any] | None:
-    """Return which elements of each row are values, where a row has elements that are not; None for a null row."""
+    """Return a mask for each row (None for a null row) if an element of any row is null, else None."""
     rows = list(rows)
     if not any(isinstance(row, np.ma.MaskedArray) and np.ma.getmaskarray(row).any() for row in rows):
         return None
@@ -136,7 +136,7 @@ def _ragged_mask(rows: Iterable[Any]) -> list[Any] | None:
 
 
 def _nested(name: str, value: Any) -> Any:
-    """Return a value inside a list with arrays as tensors; what is no array stays as it is."""
+    """Return a value inside of a list, with all arrays in it as tensors."""
     if isinstance(value, np.ndarray):
         return _column(name, value)[0]
     if isinstance(value, list | tuple):
@@ -149,34 +149,27 @@ def _nested(name: str, value: Any) -> Any:
 
 def _tensor(name: str, values: NDArray[Any]) -> Any:
     if values.dtype.kind in "mM":
-        values = _nanoseconds(name, values)
+        exact = nanoseconds(values)
+        if exact is None:
+            raise UnsupportedType(
+                f"column {name!r} of {values.dtype} holds times that int64 nanoseconds cannot represent (years 1677 to "
+                f"2262); {_TRANSFORM}"
+            )
+        values = exact
     try:
-        return torch.from_numpy(_shareable(values))
+        return share(values)
     except TypeError:
         raise UnsupportedType(
             f"column {name!r} is of {values.dtype}, which torch has no dtype for; {_TRANSFORM}"
         ) from None
 
 
-def _shareable(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the array, or a copy where torch cannot look at it: read-only, byte-swapped or with strides it has not."""
+def share(values: NDArray[Any]) -> Any:
+    """Return a tensor that shares memory with an array; TypeError if torch does not have its dtype.
+
+    Copies an array that torch cannot use: read-only, byte-swapped, or with strides that are not multiples of an item.
+    """
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
     fits = all(stride >= 0 and stride % values.itemsize == 0 for stride in values.strides)
-    return values if fits and values.flags.writeable else values.copy(order="C")
-
-
-def _nanoseconds(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return times as int64 nanoseconds since 1970, or durations in nanoseconds; NaT is the least int64."""
-    target = np.dtype(f"{values.dtype.kind}8[ns]")
-    try:
-        exact = values if values.dtype == target else in_unit(values, target)
-        same = exact is values or bool(((exact.astype(values.dtype) == values) | np.isnat(values)).all())
-    except TypeError:  # months and years of a duration have no length
-        same, exact = False, values
-    if not same:
-        raise UnsupportedType(
-            f"column {name!r} of {values.dtype} holds times that are no int64 of nanoseconds (years 1677 to 2262); "
-            f"{_TRANSFORM}"
-        )
-    return exact.view(np.int64)
+    return torch.from_numpy(values if fits and values.flags.writeable else values.copy(order="C"))

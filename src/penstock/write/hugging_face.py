@@ -23,7 +23,7 @@ from penstock.codecs import CompressedImageCodec, decoders
 from penstock.codecs.base import misfit
 from penstock.errors import SchemaError
 from penstock.schema.arrow import infer_unischema
-from penstock.schema.unischema import Unischema
+from penstock.schema.unischema import Unischema, schema_name
 from penstock.write.cells import wanted
 from penstock.write.images import describe, facts_of_image, image_field
 
@@ -98,7 +98,7 @@ def _infer(table: pa.Table, images: list[str]) -> Unischema:
             raise SchemaError(f"row {row}, column {name!r}: {error}; {_CURE}") from error
         free = (None, None) if len(found.shape) == 2 else (None, None, 3)  # the next image may have another size
         fields[name] = found._replace(shape=free)
-    return Unischema(plain._name, list(fields.values()))
+    return Unischema(schema_name(plain), list(fields.values()))
 
 
 # --- its rows ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MetadataError
-from penstock.petastorm._ask import petastorm_order
+from penstock.petastorm._reader_options import petastorm_order
 from penstock.petastorm.etl._datasets import files_at, files_of, source_of, stored_schema
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ROW_GROUPS_PER_FILE_KEY",
     "UNISCHEMA_KEY",
+    "DatasetRowGroup",
     "PetastormMetadataError",
     "PetastormMetadataGenerationError",
-    "RowGroup",
     "get_schema",
     "get_schema_from_dataset_url",
     "infer_or_load_unischema",
@@ -42,7 +42,7 @@ PetastormMetadataError = MetadataError
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroup:
+class DatasetRowGroup:
     """One row group of a dataset."""
 
     path: str
@@ -100,7 +100,7 @@ def infer_or_load_unischema(dataset: Any) -> Unischema:
     return petastorm_order(source_of(dataset))
 
 
-def load_row_groups(dataset: Any) -> list[RowGroup]:
+def load_row_groups(dataset: Any) -> list[DatasetRowGroup]:
     """Return the row groups of a dataset in the order of their ordinals: files by relative path, then as stored.
 
     Row groups without rows have no ordinal. Reads the footers of all files (or `_metadata`), never numbers that another
@@ -114,6 +114,6 @@ def load_row_groups(dataset: Any) -> list[RowGroup]:
     ]
     chunks = zip(facts.chunk_file.tolist(), facts.chunk_part.tolist(), facts.chunk_rows.tolist(), strict=True)
     return [
-        RowGroup(source.locate(chunk).path, group, partitions[file], rows)
+        DatasetRowGroup(source.locate(chunk).path, group, partitions[file], rows)
         for chunk, (file, group, rows) in enumerate(chunks)
     ]

@@ -1,32 +1,33 @@
-"""A `tf.data.Dataset` of whole batches over a reader of batches, with the place of its consumer and its length.
+"""A `tf.data.Dataset` of whole batches over a reader of batches, with the consumer's place and its length.
 
-The batches are cut out of what the engine has built, as for the loaders of torch; the dataset around them is that of
-`penstock.tensorflow`, which counts what comes out of its last stage. TensorFlow is imported by `make_batches`.
+The batches are cut as for the loaders of torch; the dataset around them is that of `penstock.tensorflow`, which
+acknowledges what comes out of its last stage. TensorFlow is imported by `make_batches`.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.petastorm._feed import cut, make_feed
+from penstock.engine.delivery import ENDED, Delivery, Wrapping
+from penstock.engine.proxy import LoaderProxy
+from penstock.errors import LoaderClosed
+from penstock.petastorm._row_feed import CutBatch, ReaderFeed, arrange, cut
 from penstock.petastorm._tf_values import column_of
 from penstock.petastorm.tf_utils import Shape, tensor_dtype, tensorflow_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from penstock.petastorm._feed import Columns, Feed
+    from penstock.engine.loader import Loader
+    from penstock.petastorm._row_feed import Columns
     from penstock.petastorm.reader import Reader
 
 
 def make_batches(reader: Reader, batch_size: int, shuffle_rows: int, lengths: Mapping[str, int]) -> Any:
     """Return the dataset: named tuples of tensors with `batch_size` rows, the last ones of a pass with fewer.
 
-    Batches go over the borders of row groups and, where `num_epochs` is not 1, of epochs.
+    Batches go across the borders of row groups and, where `num_epochs` is not 1, of epochs.
 
     Args:
         reader: Of batches, not begun.
@@ -35,144 +36,130 @@ def make_batches(reader: Reader, batch_size: int, shuffle_rows: int, lengths: Ma
         lengths: Length of arrays, by column, where all rows have the same: such tensors get a static shape.
     """
     tf = tensorflow_module()
-    from penstock.tensorflow._dataset import Delivery, TF1Batches, no_running_ahead
+    from penstock.tensorflow._dataset import Loader, TF1Batches, make_dataset
 
-    _refuse_padding(reader)
-    feed = make_feed(reader, batch_size, shuffle=shuffle_rows)
-    shape = _shaped(reader, lengths)
-    kind: Any = type("FeedDelivery", (_OfFeed, Delivery), {})
-    delivery = kind(feed, shape, batch_size)
-    signature = tuple(tf.TensorSpec(shape.static(one), tensor_dtype(one)) for one in shape.kinds)
-    made = tf.data.Dataset.from_generator(delivery._start, output_signature=signature)
-    made = made.map(lambda *tensors: shape.pack(tensors))
-    if delivery._repeats:
-        made = made.repeat()  # why: see penstock.tensorflow._dataset
-    if delivery._full is not None:
-        made = made.take(delivery._full)
-    return TF1Batches(made.with_options(no_running_ahead()), delivery, counted=False)
-
-
-def _refuse_padding(reader: Reader) -> None:
-    if reader._job.asked.remainder == "pad":
+    if reader.setup.options.remainder == "pad":
         raise ValueError(
             "remainder='pad' repeats rows and marks them in a mask, which the named tuples of make_tf_dataset do not "
             "have; use 'drop' or 'uneven', or make_torch_dataloader"
         )
-
-
-def _shaped(reader: Reader, lengths: Mapping[str, int]) -> Shape:
-    """Return what an item consists of, with the lengths of arrays that are known."""
     shape = Shape(reader)
-    spec = reader._job.asked.transform_spec
-    if spec is None or spec.func is None:
+    if not reader.setup.calls_transform:
         shape.kinds = [
             replace(kind, shape=(lengths[kind.name],)) if kind.shape == (None,) and kind.name in lengths else kind
             for kind in shape.kinds
         ]
-    return shape
+    arrange(reader, batch_size, shuffle=shuffle_rows > 0)
+    batches = CutBatches(ReaderFeed(reader, batch_size, shuffle_rows), batch_size)
+
+    def convert(delivery: Delivery[Columns]) -> tuple[Any, ...]:
+        return tuple(column_of(kind, delivery.batch[kind.name]) for kind in shape.kinds)
+
+    signature = tuple(tf.TensorSpec(shape.static(kind), tensor_dtype(kind)) for kind in shape.kinds)
+    # Where a transform may change the number of rows the length is not known, and nothing can end a repetition.
+    repeats = batches.batches_left is not None or reader.num_epochs is None
+    return make_dataset(
+        Loader(batches, convert, repeats=repeats), signature, lambda *tensors: shape.pack(tensors), TF1Batches
+    )
 
 
-class _Cut:
-    """Batches of one pass, as the iterators of loaders give them: `take`, `stop`."""
+class CutBatches(LoaderProxy):
+    """Batches of `size` rows of a reader, as streams: what the dataset of `penstock.tensorflow` needs of a loader.
 
-    def __init__(self, batches: Iterator[Columns]) -> None:
-        self._batches = batches
+    Counters are those of the reader's loader, whose batches are others. One stream at a time.
+    """
 
-    def take(self) -> Columns:
-        return next(self._batches)
-
-    def stop(self) -> None:
-        self._batches.close()  # type: ignore[attr-defined]
-
-
-class _OfFeed:
-    """What the delivery of `penstock.tensorflow` does otherwise over a feed: places are states, passes the reader's."""
-
-    _ended_early: bool
-    _will_count: bool
-    _place: Any
-    _state: Any
-    _waiting: deque[Any]
-    _received: deque[Any]
-
-    def __init__(self, feed: Feed, shape: Shape, size: int) -> None:
+    def __init__(self, feed: ReaderFeed, size: int) -> None:
         self._feed = feed
-        self._shape = shape
         self._size = size
-        self._lock = threading.RLock()
-        self._feed_lock = threading.Lock()
-        """Held around every step of the feed, and taken before `_lock`: a state may be asked for meanwhile."""
-        self._current: weakref.ref[Any] | None = None
-        self._ended_early = self._will_count = self._resumed = self._begun = False
-        self._full = self._batches_left()
-        self._repeats = self._full is not None or feed.reader.num_epochs is None
-        self._begin(counted=False)
+        self._begun = False
+        self.live: CutStream | None = None
+        """The stream that may take and acknowledge."""
 
     @property
-    def _loader(self) -> Any:
-        return self._feed.reader._loader
+    def native(self) -> Loader:  # type: ignore[override]
+        """The reader's loader."""
+        loader: Loader = self._feed.reader.loader
+        return loader
 
-    def _batches_left(self) -> int | None:
+    def check_open(self) -> None:
+        """Raise LoaderClosed after `close`, or after the reader was stopped."""
+        self.native.check_open()
+
+    def stream(self) -> CutStream:
+        """Return the deliveries of the next pass, or of what is left of one after `load_state_dict`."""
+        self.check_open()
+        if self._begun:
+            self._feed.pause()
+            self._feed.restart()
+        self._begun = True
+        self.live = CutStream(self, self._feed, self._size)
+        return self.live
+
+    @property
+    def batches_left(self) -> int | None:
+        """Batches of this pass that the consumer has not received, at its end those of the next; None: not known."""
         try:
             return -(-self._feed.rows_left() // self._size)
-        except TypeError:  # it never ends, or a transform may change the number of rows
+        except TypeError:
             return None
 
-    def _begin(self, *, counted: bool) -> None:
-        self._counted = counted
-        self._state = self._feed.state()
-        self._length = self._batches_left()
-        self._waiting, self._received = deque(), deque(maxlen=1024)
-        self._place, self._num_received = None, 0
-
-    def _start(self) -> Iterator[tuple[Any, ...]]:
-        """Begin a pass; called by tf.data for every iterator."""
-        from penstock.tensorflow._dataset import _One
-        from penstock.tensorflow._exit import exiting, watch
-
-        with self._feed_lock, self._lock:
-            if (self._repeats and self._ended_early) or exiting():
-                self._ended_early = False
-                return iter(())
-            self._loader._check_open()
-            if self._begun:
-                self._feed.pause()
-                self._feed.restart()
-            self._begun = True
-            self._begin(counted=self._will_count)
-            self._will_count = self._resumed = False
-            one = _One(self, _Cut(cut(self._feed, self._size)))  # type: ignore[arg-type]
-            self._current = weakref.ref(one)
-            watch()
-            return one
-
-    def _batch_of(self, one: Any) -> tuple[Any, ...]:
-        """Return the arrays of the next batch, and note the place behind it."""
-        with self._feed_lock:
-            if not self._is_current(one):  # type: ignore[attr-defined]
-                raise StopIteration
-            columns = one.batches.take()
-            state = self._feed.state()
-        kinds = self._shape.kinds
-        arrays = tuple(column_of(kind, columns[kind.name]) for kind in kinds)
-        with self._lock:
-            if self._is_current(one):  # type: ignore[attr-defined]
-                self._waiting.append(state)
-                if not self._counted:
-                    self._receive()  # type: ignore[attr-defined]
-        return arrays
+    def __len__(self) -> int:
+        """Return the batches that the next iteration gives, or that are left in this one."""
+        left = self.batches_left
+        if left is None:
+            raise TypeError("no length: the reader has num_epochs=None, or a transform may change the number of rows")
+        return left
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place of this run as small JSON: what the consumer has received."""
-        with self._lock:
-            found: dict[str, Any] = self._state if self._place is None else self._place
-            return found
+        """Return the consumer's place as small JSON."""
+        return self._feed.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the next iteration."""
-        with self._feed_lock, self._lock:
+        self._feed.pause()
+        self._feed.load(state)
+        self.live, self._begun = None, self._feed.over
+
+
+class CutStream(Wrapping[Any, "Columns"]):
+    """A reader's stream, cut into batches; a place is the `CutBatch` that ends there."""
+
+    def __init__(self, owner: CutBatches, feed: ReaderFeed, size: int) -> None:
+        super().__init__(feed.stream())
+        self._owner = owner
+        self._feed = feed
+        self._batches = cut(feed, size)
+        self._length = owner.batches_left
+
+    @property
+    def length(self) -> int | None:  # type: ignore[override]
+        """Deliveries in all; None: not known."""
+        return self._length
+
+    def _check(self) -> None:
+        if self._owner.live is not self:
+            raise LoaderClosed(ENDED)
+
+    def take(self) -> Delivery[Columns] | None:
+        """Return the next batch; None at the end of the pass."""
+        self._check()
+        batch = next(self._batches, None)
+        if batch is None:
+            return None
+        found: Delivery[Any] = batch.block.origin
+        place: Any = self.end if batch.end is None else batch
+        return Delivery(batch.columns, place, found.origin, len(next(iter(batch.columns.values()))))
+
+    def received(self, place: Any, waited_s: float = 0.0) -> None:  # noqa: ARG002 -- the reader's stream measures
+        """Acknowledge all batches up to a place."""
+        self._check()
+        if isinstance(place, CutBatch):
+            self._feed.received(place.block, place.end)
+        else:
+            self._feed.finish()
+
+    def stop(self) -> None:
+        """End the threads; the consumer's place is kept."""
+        if self._owner.live is self:
             self._feed.pause()
-            self._feed.load(state)
-            self._current, self._ended_early, self._resumed = None, False, True
-            self._begun = self._feed.over
-            self._begin(counted=False)

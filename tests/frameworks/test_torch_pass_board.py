@@ -20,7 +20,7 @@ from penstock.codecs import CompressedImageCodec, ScalarCodec  # noqa: E402
 from penstock.errors import DecodeError, PenstockWarning, PlanError, StateMismatch  # noqa: E402
 from penstock.testing import make_parquet  # noqa: E402
 from penstock.torch import Batches, loader  # noqa: E402
-from penstock.torch.cell import Begun, Cell  # noqa: E402
+from penstock.torch.pass_board import BegunPass, PassBoard  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -96,7 +96,7 @@ def test_a_copy_leaves_the_original_alone(data, want, copied):
     assert ids(copied(batches)) == want[3]
 
 
-# -- orders -----------------------------------------------------------------------------------------------------------
+# -- commands ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -133,56 +133,56 @@ def test_an_order_in_the_middle_of_a_pass_is_for_the_next_one(data, want):
 
 
 def test_a_state_too_long_for_running_workers_is_refused_there():
-    cell = Cell()
-    assert cell.give_order({"left": [[n, n + 1] for n in range(10_000)]}) == 1
+    board = PassBoard()
+    assert board.command({"left": [[n, n + 1] for n in range(10_000)]}) == 1
     with pytest.raises(ValueError, match="more than"):
-        cell.order()
+        board.commanded()
 
 
-def test_a_cell_of_another_process_is_not_touched(data, want):
+def test_the_board_of_another_process_is_not_touched(data, want):
     batches = Batches(data, **OPTIONS)
-    before = batches._cell
+    before = batches._board
     before.owner = -1
     made = workers_of(batches)
     assert [ids(made), ids(made)] == want[:2], "batches say on arrival which pass they are of"
     assert before.latest() is None
-    assert batches._cell is not before
+    assert batches._board is not before
 
 
-# -- the cell itself --------------------------------------------------------------------------------------------------
+# -- the board itself -------------------------------------------------------------------------------------------------
 
 
 def test_workers_of_an_iteration_find_the_same_pass():
-    cell = Cell()
-    assert [cell.begin(11, worker, 0, None, 5) for worker in (1, 0)] == [Begun(1, 0, 5)] * 2
-    assert [cell.begin(22, worker, 0, None, 5) for worker in (0, 1)] == [Begun(2, 0, 6)] * 2
-    assert cell.begin(11, 2, 0, None, 5) == Begun(1, 0, 5), "a late one of the first"
-    assert [cell.begin(11, worker, 0, None, 5) for worker in (0, 1)] == [Begun(3, 0, 7)] * 2, "the same seed again"
-    assert cell.latest() == Begun(3, 0, 7)
+    board = PassBoard()
+    assert [board.begin(11, worker, 0, None, 5) for worker in (1, 0)] == [BegunPass(1, 0, 5)] * 2
+    assert [board.begin(22, worker, 0, None, 5) for worker in (0, 1)] == [BegunPass(2, 0, 6)] * 2
+    assert board.begin(11, 2, 0, None, 5) == BegunPass(1, 0, 5), "a late one of the first"
+    assert [board.begin(11, worker, 0, None, 5) for worker in (0, 1)] == [BegunPass(3, 0, 7)] * 2, "the same seed again"
+    assert board.latest() == BegunPass(3, 0, 7)
 
 
 def test_after_an_order_passes_count_from_there():
-    cell = Cell()
-    cell.begin(1, 0, 0, None, 0)
-    orders = cell.give_order({"epoch": 9})
-    assert cell.order() == {"epoch": 9}
-    assert cell.begin(2, 0, orders, None, 9).in_pass == 9
-    assert cell.begin(3, 0, orders, None, 9).in_pass == 10
-    assert cell.begin(4, 0, orders, 3, 9).in_pass == 3, "a worker that was restored knows better"
-    assert cell.begin(5, 0, orders, None, 9).in_pass == 4
+    board = PassBoard()
+    board.begin(1, 0, 0, None, 0)
+    commands = board.command({"epoch": 9})
+    assert board.commanded() == {"epoch": 9}
+    assert board.begin(2, 0, commands, None, 9).in_pass == 9
+    assert board.begin(3, 0, commands, None, 9).in_pass == 10
+    assert board.begin(4, 0, commands, 3, 9).in_pass == 3, "a worker that was restored knows better"
+    assert board.begin(5, 0, commands, None, 9).in_pass == 4
 
 
 def test_many_iterations_and_workers_beyond_what_is_remembered():
-    cell = Cell()
+    board = PassBoard()
     for number in range(1, 50):
         for worker in (0, 7, 511, 512, 9999):
-            assert cell.begin(number, worker, 0, None, 0) == Begun(number, 0, number - 1)
+            assert board.begin(number, worker, 0, None, 0) == BegunPass(number, 0, number - 1)
 
 
 def test_rows_left_out_are_added_up_in_each_iteration():
-    cell = Cell()
-    assert [cell.skip(1, 0, 2), cell.skip(1, 1, 3), cell.skip(1, 0, 1)] == [2, 5, 6]
-    assert [cell.skip(2, 1, 1), cell.skip(2, 0, 1)] == [1, 2]
+    board = PassBoard()
+    assert [board.skip(1, 0, 2), board.skip(1, 1, 3), board.skip(1, 0, 1)] == [2, 5, 6]
+    assert [board.skip(2, 1, 1), board.skip(2, 0, 1)] == [1, 2]
 
 
 # -- damaged rows, forgotten options ----------------------------------------------------------------------------------

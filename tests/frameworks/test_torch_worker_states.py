@@ -1,4 +1,4 @@
-"""Turns of workers: together the native pass, whatever the options, and each state is that of a native place."""
+"""Workers in turn give the native pass, whatever the options, and each state is that of a native place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from penstock.torch.turns import Turns, consumer_state, native_part  # noqa: E402
+from penstock.torch.worker_states import WorkerPasses, consumer_state, native_part  # noqa: E402
 from tests.depth import depth  # noqa: E402
 from tests.engine.make import dataset  # noqa: E402
 
@@ -46,14 +46,19 @@ class Workers:
     """Workers asked in turn, as a DataLoader does."""
 
     def __init__(self, ds, options, count, at=None, states=None):
-        self.turns = [Turns(native := ds.loader(**options), at or native.state_dict(), i, count) for i in range(count)]
-        for turns, state in zip(self.turns, states or [], strict=False):
-            turns.load_state_dict(state)
+        self.passes = []
+        for index in range(count):
+            native = ds.loader(**options)
+            if at is not None:
+                native.load_state_dict(at)
+            self.passes.append(WorkerPasses(native, index, count))
+        for passes, state in zip(self.passes, states or [], strict=False):
+            passes.load_state_dict(state)
 
     def batches(self, first=0):
         """The batches of a pass, beginning with one of the workers."""
-        order = [*range(first, len(self.turns)), *range(first)]
-        running = [(self.turns[i], self.turns[i].begin()[1]) for i in order]
+        order = [*range(first, len(self.passes)), *range(first)]
+        running = [(self.passes[i], iter(self.passes[i].begin() or ())) for i in order]
         while running:
             for one in list(running):
                 batch = next(one[1], None)
@@ -64,7 +69,7 @@ class Workers:
                 yield ids(batch)
 
     def states(self):
-        return json.loads(json.dumps([turns.state_dict() for turns in self.turns]))
+        return json.loads(json.dumps([passes.state_dict() for passes in self.passes]))
 
 
 @settings(max_examples=depth(40, 400), deadline=None)
@@ -106,9 +111,29 @@ def test_a_worker_with_nothing_left_says_so(shuffle):
             assert native.state_dict() == native_part(workers.states()[0])
 
 
-def test_an_endless_pass_never_ends_a_turn():
+def test_an_endless_pass_never_ends_for_a_worker():
     with dataset(FILES) as ds:
         options = {"batch_size": 20, "shuffle": True, "epochs": None}
         with ds.loader(**options) as native:
             want = [ids(batch) for batch in itertools.islice(native, 10)]
         assert list(itertools.islice(Workers(ds, options, 3).batches(), 10)) == want
+
+
+@pytest.mark.parametrize("remainder", ["drop", "uneven"])
+def test_two_workers_that_stay_stream_every_second_batch_over_several_epochs(remainder):
+    """Both give whole passes of three epochs, one after the other, and every state resumes all of what is left."""
+    options = {"batch_size": 9, "shuffle": True, "epochs": 3, "remainder": remainder, "rank": 1, "world": 2}
+    with dataset(FILES) as ds:
+        with ds.loader(**options) as native:
+            want = [[ids(batch) for batch in native] for _ in range(4)]
+        assert len(want[0]) == 9, "an odd number in every epoch"
+        workers = Workers(ds, options, 2)
+        for number in range(3):
+            got = []
+            for batch in workers.batches():
+                got.append(batch)
+                states = workers.states()
+                again = Workers(ds, options, 2, states=states)
+                assert got + list(again.batches(first=len(got) % 2)) == want[number]
+                assert list(again.batches()) == want[number + 1]
+            assert got == want[number]

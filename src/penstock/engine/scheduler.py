@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.engine.build import Built, Results, Span, index_span
 from penstock.engine.chunk import Chunk
+from penstock.engine.delivery import CLOSED, FORKED
 from penstock.engine.memory import release_unused
 from penstock.engine.room import go_on
 from penstock.engine.window import EpochWork
@@ -54,7 +55,6 @@ EXIT_WAIT_S = 10.0
 _INDEXED_AHEAD = 2
 _LOOK_S = 1.0
 """A consumer that waits looks around this often: on Windows Ctrl-C does not interrupt a wait without end."""
-_CLOSED = "the loader was closed while a batch was awaited, or an earlier batch has failed; iterate it anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +79,21 @@ class Limits:
     """What a plan deals out."""
     batch_items: int
     """Most items of a batch."""
+    batch_size: int
+    """Items of a step; a batch may have several."""
     aligned: bool = False
     """Whether batches end with the chunk they come from."""
-    stride: tuple[int, int] = (0, 1)
-    """Which batches of the run are built here: number `stride[0]`, and every `stride[1]`-th after it."""
-    skip: int = 0
-    """How many of those were built before."""
+    every: tuple[int, int] = (0, 1)
+    """Which batches of the run are built here: number `every[0]`, and every `every[1]`-th after it."""
 
     def work(self, plan: EpochPlan, base: int, before: int) -> EpochWork:
         """Return an epoch of the run that begins at tick `base`, after that many batches."""
-        first, step = self.stride
+        first, step = self.every
         stride = ((first - before) % step, step)
         return EpochWork(plan, base, self.items, self.batch_items, aligned=self.aligned, stride=stride)
 
 
-class Run:
+class Scheduler:
     """Carries out a sequence of epochs for one consumer."""
 
     def __init__(
@@ -134,7 +134,7 @@ class Run:
         self._all_batches = 0
         """Batches of the epochs planned so far, those that others build included."""
         self._cut_work = 0
-        self._cut_step = limits.skip
+        self._cut_step = 0
         self._returned: deque[int] = deque()
         self._cells: dict[int, int] = {}
         """Span number -> bytes of its decoded cells of variable shape, from before it is made to when it is let go."""
@@ -150,7 +150,7 @@ class Run:
         Whoever calls it stops the run after an exception, Ctrl-C included.
         """
         if os.getpid() != self._pid:
-            raise LoaderClosed("this loader was made in another process; make one after the fork instead")
+            raise LoaderClosed(FORKED)
         one = self._pop()
         if one is None:
             self.stop()
@@ -163,6 +163,11 @@ class Run:
             raise one
         finally:
             del one  # see `_wait`
+
+    @property
+    def batch_size(self) -> int:
+        """Items of a step."""
+        return self._limits.batch_size
 
     def num_waiting(self) -> int:
         """Return how many batches are made and wait for the consumer."""
@@ -202,7 +207,7 @@ class Run:
                     if self._over:
                         return False
                     if self._stopped:
-                        raise LoaderClosed(_CLOSED)
+                        raise LoaderClosed(CLOSED)
                     if self._ended and self._deliver == self._next_number and self._spans_left() is None:
                         self._over = True
                         return False
@@ -535,11 +540,6 @@ class Run:
                 self._next_number += 1
             del error
             self._cond.notify_all()
-
-
-def finalize(owner: object, run: Run) -> weakref.finalize[Any, Any]:
-    """Stop `run` when `owner` is gone or the interpreter exits; returns the finalizer."""
-    return weakref.finalize(owner, run.stop, EXIT_WAIT_S)
 
 
 def now() -> float:

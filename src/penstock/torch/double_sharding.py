@@ -1,8 +1,8 @@
-"""Refuse frameworks that would share out again what `Batches` has shared out already.
+"""Refuse frameworks that would shard again what `Batches` has sharded already.
 
-`Batches` gives each rank its own part. Accelerate, and the Trainer of Transformers through it, also shares out the
-items of every IterableDataset that it prepares: process 0 reads for all of them, or each process keeps one item of W.
-Done twice, most rows would be lost. Looks only at frameworks that are imported already, and changes nothing.
+`Batches` gives each rank its own part. Accelerate, and the Trainer of Transformers through it, also shards every
+IterableDataset that it prepares: process 0 reads for all of them, or each process keeps every n-th item. Done twice,
+most rows would be lost. Inspects only frameworks that are imported already, and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.utils.data import IterableDataset
 from penstock.errors import PlanError
 
 
-def check_dealt_once(batches: IterableDataset, rank: int, world: int, caller: Any = None) -> None:
-    """Raise PlanError where another framework shares out the batches of one of several ranks.
+def check_sharded_once(batches: IterableDataset, rank: int, world: int, caller: Any = None) -> None:
+    """Raise PlanError if another framework shards the batches of one of several ranks.
 
-    `caller` is whatever iterates `batches`; every process that iterates or starts workers has to ask.
+    `caller` is the object that iterates `batches`. To be called in every process that iterates or starts workers.
     """
     if world == 1:
         return
@@ -33,7 +33,7 @@ def check_dealt_once(batches: IterableDataset, rank: int, world: int, caller: An
     raise PlanError(
         f"Batches gives this process its part already (rank {rank} of {world}), and the prepared DataLoader would "
         f"share that out among {count} processes again, so that most rows are lost; give accelerator.prepare() what "
-        "penstock.torch.loader(...) returns, which it leaves as it is, or iterate the DataLoader without preparing it "
+        "penstock.torch.loader(...) returns, which it leaves unchanged, or iterate the DataLoader without preparing it "
         "(in a Trainer: return it from get_train_dataloader()); see docs/trainers.md"
     )
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 import penstock  # noqa: E402
 from penstock.testing import make_parquet  # noqa: E402
 from penstock.torch import Batches  # noqa: E402
-from penstock.torch.post import Receiver, Sender  # noqa: E402
+from penstock.torch.shm_transport import Receiver, Sender  # noqa: E402
 
 BATCH = {
     "image": torch.arange(60_000).view(3, 100, 200),

@@ -1,11 +1,11 @@
-"""Take batches from a worker process to the one that trains: through blocks of shared memory that are used again.
+"""Send batches from a worker process to the consumer's, through blocks of shared memory that are reused.
 
-Torch itself makes new shared memory for every tensor of every batch: each page of it is touched for the first time, and
-each tensor costs a file descriptor. Here a worker packs all tensors of a batch into one block; the receiver's tensors
-are views of it, and when the last of them is gone a byte in the block says so and the worker uses it again. A receiver
-that keeps many batches makes the worker run out of blocks; from there on batches go torch's way.
+Torch itself allocates shared memory for every tensor of every batch: each page is touched for the first time, and each
+tensor costs a file descriptor. Here a worker packs all tensors of a batch into one block; the receiver's tensors are
+views of it, and once the last of them is gone a byte in the block says so and the worker reuses it. If the receiver
+keeps many batches, the worker runs out of blocks, and from then on batches are sent as torch does it.
 
-Blocks are torch's shared memory, so they are unnamed wherever torch's are, and gone with the processes.
+Blocks are torch's shared memory: unnamed wherever torch's are, and freed with the processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 _ALIGN = 64
 _HEAD_BYTES = 64
-"""The first byte of a block says whether the receiver needs it still."""
+"""The first byte of a block says whether the receiver still needs it."""
 _SMALL_BYTES = 16 << 10
 """Tensors up to this size are copied by the receiver, so that keeping labels does not keep a block."""
 _MOST_BLOCKS = 16
@@ -34,7 +33,7 @@ _MOST_BLOCKS = 16
 _GROW = 1.25
 
 
-class Cell(NamedTuple):
+class PackedTensor(NamedTuple):
     """Stands for a tensor that lies in a block."""
 
     offset: int
@@ -46,16 +45,20 @@ class Cell(NamedTuple):
         """Its size."""
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
+    def inside(self, memory: Any) -> Any:
+        """Return the tensor as a view of a block."""
+        return memory[self.offset : self.offset + self.num_bytes].view(self.dtype).view(self.shape)
+
 
 class Parcel(NamedTuple):
-    """A batch on its way."""
+    """A packed batch."""
 
     content: dict[str, Any]
-    """The batch, a `Cell` in place of each tensor that lies in the block."""
+    """The batch, with a `PackedTensor` for each tensor in the block."""
     memory: Any
     """The block; None: everything is in the content."""
     sender: tuple[int, int]
-    """Process and number of the block, for the receiver to know it again."""
+    """Process and number of the block, by which the receiver recognizes it."""
 
 
 class Sender:
@@ -66,34 +69,34 @@ class Sender:
         self._lock = threading.Lock()
 
     def pack(self, batch: dict[str, Any]) -> Parcel:
-        """Return a batch with its tensors copied into a block that nobody needs."""
-        cells: dict[int, Cell] = {}
+        """Return a batch with its tensors copied into a free block."""
+        packed: dict[int, PackedTensor] = {}
         end = _HEAD_BYTES
 
         def place(tensor: Any) -> None:
             nonlocal end
-            if _is_plain(tensor) and id(tensor) not in cells:
-                cells[id(tensor)] = Cell(end, tuple(tensor.shape), tensor.dtype)
+            if _is_plain(tensor) and id(tensor) not in packed:
+                packed[id(tensor)] = PackedTensor(end, tuple(tensor.shape), tensor.dtype)
                 end += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
 
         map_tensors(batch, place)
         with self._lock:
-            number = self._claim(end) if cells else None
+            number = self._claim(end) if packed else None
         if number is None:
             return Parcel(batch, None, (0, 0))
         memory = self._blocks[number]
 
         def copy(tensor: Any) -> Any:
-            cell = cells.get(id(tensor))
-            if cell is None:
+            one = packed.get(id(tensor))
+            if one is None:
                 return tensor
-            _view(memory, cell).copy_(tensor)
-            return cell
+            one.inside(memory).copy_(tensor)
+            return one
 
         return Parcel(map_tensors(batch, copy), memory, (os.getpid(), number))
 
     def _claim(self, num_bytes: int) -> int | None:
-        """Return the number of a block of that size which is now taken; None where there are enough of them."""
+        """Take a free block of that size and return its number; None if there are enough blocks and none is free."""
         free = [number for number, block in enumerate(self._blocks) if not block[0]]
         for number in free:
             if len(self._blocks[number]) >= num_bytes:
@@ -120,12 +123,8 @@ def _is_plain(tensor: Any) -> bool:
     )
 
 
-def _view(memory: Any, cell: Cell) -> Any:
-    return memory[cell.offset : cell.offset + cell.num_bytes].view(cell.dtype).view(cell.shape)
-
-
-class _Lease:
-    """Tells the worker that a block may be used again once no tensor looks at it."""
+class _BlockLease:
+    """Tells the worker that a block may be reused once no tensor refers to it."""
 
     __slots__ = ("__array_interface__", "_memory")
 
@@ -138,35 +137,23 @@ class _Lease:
 
 
 class Receiver:
-    """What has come from the workers of one pass; keeps their blocks mapped, as mapping anew would touch every page."""
+    """Unpacks batches of all workers; keeps their blocks mapped, as mapping them again would touch every page."""
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[tuple[int, int], tuple[int, Any]] = OrderedDict()
+        self._blocks: dict[tuple[int, int], tuple[int, Any]] = {}
 
     def unpack(self, parcel: Parcel, number: int) -> dict[str, Any]:
-        """Return the batch of a parcel, of pass `number`."""
+        """Return the batch of a parcel of pass `number`."""
         if parcel.memory is None:
             return parcel.content
-        self._keep(parcel, number)
-        base = torch.from_numpy(np.asarray(_Lease(parcel.memory.numpy())))
-        out: dict[str, Any] = _filled(parcel.content, base)
-        return out
-
-    def _keep(self, parcel: Parcel, number: int) -> None:
-        if parcel.sender not in self._blocks:  # of new workers, maybe: those of an earlier pass are gone
+        if parcel.sender not in self._blocks:  # new workers, maybe: those of earlier passes are gone
             for sender in [one for one, (last, _) in self._blocks.items() if last < number - 1]:
                 del self._blocks[sender]
         self._blocks[parcel.sender] = number, parcel.memory
+        base = torch.from_numpy(np.asarray(_BlockLease(parcel.memory.numpy())))
 
+        def unpacked(one: PackedTensor) -> Any:
+            return one.inside(base).clone() if one.num_bytes <= _SMALL_BYTES else one.inside(base)
 
-def _filled(value: Any, base: Any) -> Any:
-    """Return a nested value with the tensors that its cells stand for."""
-    if isinstance(value, Cell):
-        tensor = _view(base, value)
-        return tensor.clone() if value.num_bytes <= _SMALL_BYTES else tensor
-    if isinstance(value, dict):
-        return {key: _filled(one, base) for key, one in value.items()}
-    if isinstance(value, list | tuple) and any(isinstance(one, Cell | dict | list | tuple) for one in value):
-        inside = (_filled(one, base) for one in value)
-        return tuple(inside) if isinstance(value, tuple) else list(inside)
-    return value
+        out: dict[str, Any] = map_tensors(parcel.content, unpacked, PackedTensor)
+        return out

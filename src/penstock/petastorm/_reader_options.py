@@ -1,16 +1,16 @@
-"""What a Petastorm reader was asked for, checked, and the job for the engine that comes of it.
+"""Options of a Petastorm reader, checked, and the setup that follows from them.
 
-The arguments of both factories meet in `Asked`; `open_job` opens the dataset, finds the rows and fields, and gives a
-`Job` that makes the loader. Petastorm's exceptions are kept where its users catch them.
+Both factories fill in `ReaderOptions`; `open_setup` opens the dataset, selects rows and fields and returns a
+`ReaderSetup`, which makes the engine's loader. Raises Petastorm's exceptions where its users catch them.
 """
 
 from __future__ import annotations
 
 import secrets
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from penstock.dataset.row_filter import RowFilter, make_row_filter
 from penstock.engine.host import default_workers
 from penstock.engine.loader import Make
 from penstock.engine.rowwise import FrameTransform, RowTransform, check_value
-from penstock.errors import PenstockWarning, TransformError
+from penstock.errors import PenstockWarning, TransformError, users_level
 from penstock.options import MEMORY_BYTES, SPAN_BYTES, LoaderOptions
-from penstock.petastorm._columns import batch_column, row_type
+from penstock.petastorm._columns import StepType, row_type
 from penstock.petastorm._dtypes import batch_dtypes
 from penstock.petastorm.cache import NullCache
 from penstock.petastorm.errors import NoDataAvailableError
@@ -38,8 +38,8 @@ from penstock.schema.unischema import schema_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.engine.build import Built
     from penstock.engine.loader import Loader
+    from penstock.engine.stages import Batch
     from penstock.plan.grouping import Grouping
     from penstock.source import Source
 
@@ -53,8 +53,8 @@ _WINDOW_BYTES = 256 << 20
 """Windows whose rows must be decoded are made together up to these, so that a row shared by two is decoded once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOptions:
     """The arguments of a reader; see `make_reader`."""
 
     source: Any
@@ -124,61 +124,53 @@ class Asked:
             return True
         return "groups" if self.shuffle_row_groups else False
 
-    @property
-    def deals_parts(self) -> bool:
-        """Whether an item is a whole row group, or a part of one."""
-        return self.batched and not self.shuffle_rows
-
 
 _ARGUMENT = {"drop_partitions": "shuffle_row_drop_partitions"}
 
 
-class StepType(NamedTuple):
-    """The row of one step of a window."""
+@dataclass(frozen=True, kw_only=True)
+class ReaderSetup:
+    """What a reader reads, and how batches of it are made."""
 
-    names: tuple[str, ...]
-    type: Any
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a reader does."""
-
-    asked: Asked
+    options: ReaderOptions
     dataset: penstock.Dataset
     """Rows and columns that are read."""
     schema: Unischema
     """What is returned."""
-    stored: Unischema
-    """What is read, of what is returned or given to the transform."""
     ngram: NGram | None
     items: Grouping
+    """What is dealt to shards: rows, whole row groups or windows."""
     drawn: int | None
     """The seed that was drawn, where none was given."""
     unseen: frozenset[str]
+    """Columns that are read for the predicate only."""
     dtypes: Mapping[str, np.dtype[Any]]
     """Of stored columns that have nulls; see `batch_dtypes`."""
-
-    @property
-    def batched(self) -> bool:
-        """Whether a step is a batch."""
-        return self.asked.batched
+    batch_rows: int | None = None
+    """Rows that are made at once, whichever row groups they lie in; None or 0: chosen from their size."""
+    warned: set[str] = field(default_factory=set)
+    """Warnings that were given already."""
 
     @property
     def is_late(self) -> bool:
         """Whether a predicate is applied on delivery."""
-        return self.asked.predicate is not None and not self.asked.exact
+        return self.options.predicate is not None and not self.options.exact
 
     @property
-    def drew_seed(self) -> bool:
-        """Whether the seed was not given."""
-        return self.drawn is not None
+    def deals_whole(self) -> bool:
+        """Whether an item is a whole row group, or a part of one, which is never divided among shards."""
+        return isinstance(self.items, PartGrouping) and self.items.whole
+
+    @property
+    def calls_transform(self) -> bool:
+        """Whether a function of the user's changes rows or batches, and perhaps their number."""
+        return self.options.transform_spec is not None and self.options.transform_spec.func is not None
 
     @cached_property
     def batch_dtypes(self) -> dict[str, np.dtype[Any]]:
         """The same for what is returned: fields that a transform edits have the dtype that it gives them."""
-        spec = self.asked.transform_spec
-        edited = set() if spec is None else {field.name for field in spec.edit_fields}
+        spec = self.options.transform_spec
+        edited = set() if spec is None else {edit.name for edit in spec.edit_fields}
         return {name: dtype for name, dtype in self.dtypes.items() if name not in edited}
 
     @property
@@ -191,92 +183,82 @@ class Job:
             for step, one in schemas.items()
         }
 
-    def loader(self, seed: int | None) -> Loader:
-        """Return the loader; `seed` replaces the one that was drawn."""
-        asked, facts_rows = self.asked, self._batch_items()
-        options = LoaderOptions(
-            batch_size=1 if not self._gathers_batches else facts_rows,
-            shuffle=asked.shuffle,
-            seed=_first_given(seed, asked.seed, self.drawn),
-            epochs=asked.num_epochs,
-            rank=asked.cur_shard or 0,
-            world=asked.shard_count or 1,
-            remainder=cast("Any", asked.remainder),
-            pool=cast("Any", _POOLS[asked.pool]),
-            workers=min(asked.workers_count, max(2, default_workers())),
-            memory_bytes=asked.memory_bytes,
-            lanes=asked.lanes,
+    def dealing_rows(self, **changes: Any) -> ReaderSetup:
+        """Return the setup with rows dealt to shards instead of row groups, and with other fields changed."""
+        changes = {"options": self.options} | changes
+        items = find_items(self.dataset, replace(changes["options"], shuffle_rows=True), self.ngram)
+        return replace(self, items=items, **changes)
+
+    def make_loader(self, seed: int | None) -> Loader:
+        """Return a loader; `seed` replaces the one that was drawn."""
+        options, batch_items = self.options, self.batch_items
+        rowwise: Any = None
+        if options.transform_spec is not None:
+            fields = tuple(self.schema.fields.values())
+            rowwise = RowTransform(options.transform_spec, fields, stack=False)
+            if options.batched:
+                rowwise = FrameTransform(options.transform_spec, fields, self.dtypes)
+        make = Make(
+            1 if self.deals_whole else batch_items,
+            aligned=not self._gathers_batches and not self.batch_rows,
+            late=RowFilter(options.predicate, options.batched) if self.is_late else None,
+            unseen=self.unseen,
+            rowwise=rowwise,
+            most_waiting=options.results_queue_size,
         )
-        return make_loader(self.dataset, options, self._make(facts_rows), self.items)
+        loader_options = LoaderOptions(
+            batch_size=batch_items if self._gathers_batches else 1,
+            shuffle=options.shuffle,
+            seed=next((int(one) for one in (seed, options.seed, self.drawn) if one is not None), 0),
+            epochs=options.num_epochs,
+            rank=options.cur_shard or 0,
+            world=options.shard_count or 1,
+            remainder=cast("Any", options.remainder),
+            pool=cast("Any", _POOLS[options.pool]),
+            workers=min(options.workers_count, max(2, default_workers())),
+            memory_bytes=options.memory_bytes,
+            lanes=options.lanes,
+        )
+        return make_loader(self.dataset, loader_options, make, self.items)
 
     @property
     def _gathers_batches(self) -> bool:
         """Whether a step is a batch of rows from anywhere."""
-        return self.batched and not self.asked.deals_parts
+        return self.options.batched and not self.deals_whole
 
-    def _make(self, batch_items: int) -> Make:
-        asked = self.asked
-        late = None
-        if self.is_late:
-            late = RowFilter(asked.predicate, asked.batched)
-        return Make(
-            1 if self.asked.deals_parts else batch_items,
-            aligned=not self._gathers_batches,
-            late=late,
-            unseen=self.unseen,
-            rowwise=self._rowwise(),
-            most_waiting=asked.results_queue_size,
-        )
-
-    def _batch_items(self) -> int:
-        """Return how many rows or windows are made at once."""
+    @property
+    def batch_items(self) -> int:
+        """How many rows or windows are made at once."""
+        if self.batch_rows:
+            return self.batch_rows
         if self._gathers_batches:  # as many rows as a row group has
             counts = self.items.counts
             return max(1, -(-int(counts.sum()) // max(1, int((counts > 0).sum()))))
-        row_bytes = max(1, sum(column.item_bytes for column in self.dataset._columns or ()))
-        most = _MOST_ROWS
-        if self.asked.transform_spec is not None and self.asked.transform_spec.func is not None:
-            most = _SLOW_ROWS
-        if self.ngram is not None and not all(column.light for column in self.dataset._columns or ()):
-            share = (self.asked.memory_bytes or MEMORY_BYTES) // 16
+        columns = self.dataset._columns or ()
+        row_bytes = max(1, sum(column.item_bytes for column in columns))
+        if self.ngram is not None and not all(column.light for column in columns):
+            share = (self.options.memory_bytes or MEMORY_BYTES) // 16
             return max(1, min(_MOST_WINDOWS, min(_WINDOW_BYTES, share) // row_bytes))
-        return max(1, min(most, SPAN_BYTES // row_bytes))
+        return max(1, min(_SLOW_ROWS if self.calls_transform else _MOST_ROWS, SPAN_BYTES // row_bytes))
 
-    def _rowwise(self) -> Any:
-        spec = self.asked.transform_spec
-        if spec is None:
-            return None
-        fields = tuple(self.schema.fields.values()) if self.ngram is None else tuple(_all_fields(self).values())
-        return FrameTransform(spec, fields, self.dtypes) if self.batched else RowTransform(spec, fields, stack=False)
-
-    def check(self, built: Built) -> None:
-        """Warn once where a transform changed a field that `edit_fields` does not name."""
-        spec = self.asked.transform_spec
-        if spec is None or spec.func is None or getattr(self, "_checked", False):
+    def check_edits(self, batch: Batch) -> None:
+        """Warn once where a transform changed a field that `edit_fields` does not name; looks at the first batch."""
+        if not self.calls_transform or "edit_fields" in self.warned:
             return
-        object.__setattr__(self, "_checked", True)
-        edited = {field.name for field in spec.edit_fields}
+        self.warned.add("edit_fields")
+        edited = {edit.name for edit in cast("TransformSpec", self.options.transform_spec).edit_fields}
         changed = [
             line
-            for name, field in self.schema.fields.items()
-            if name not in edited and name in built.batch and (line := _changed(field, built.batch[name]))
+            for name, one in self.schema.fields.items()
+            if name not in edited and name in batch and (line := _changed(one, batch[name]))
         ]
         if changed:
             warnings.warn(
                 "the transform changes fields that edit_fields does not name, so that the schema is wrong; write "
                 f"edit_fields=[{', '.join(changed)}]",
                 PenstockWarning,
-                stacklevel=4,
+                stacklevel=users_level(),
             )
-
-
-def _first_given(*values: int | None) -> int:
-    return next((int(value) for value in values if value is not None), 0)
-
-
-def _all_fields(job: Job) -> dict[str, UnischemaField]:
-    """Return every field that the steps of a window need, after the transform."""
-    return dict(job.schema.fields)
 
 
 def _changed(field: UnischemaField, column: Any) -> str | None:
@@ -294,31 +276,41 @@ def _changed(field: UnischemaField, column: Any) -> str | None:
     return None
 
 
-def open_job(asked: Asked) -> Job:
+def open_setup(options: ReaderOptions) -> ReaderSetup:
     """Open the dataset and find what is to be read."""
-    ds = _open(asked)
-    ngram, wanted = _fields(asked, ds)
-    ds = _raw(ds, asked, wanted)
-    ds = _select_rows(ds, asked)
-    _check_shards(ds, asked)
+    ds = _open(options)
+    ngram, wanted = _fields(options, ds)
+    ds = _raw(ds, options, wanted)
+    ds = _select_rows(ds, options)
+    _check_shards(ds, options)
     drawn = None
-    if asked.seed is None:
-        drawn = int(ds.fingerprint[:15], 16) if asked.shard_count is not None else secrets.randbits(60)
+    if options.seed is None:
+        drawn = int(ds.fingerprint[:15], 16) if options.shard_count is not None else secrets.randbits(60)
     view = ds.schema.create_schema_view([ds.schema.fields[name] for name in wanted])
-    schema = view if asked.transform_spec is None else transform_schema(view, asked.transform_spec)
-    _check_spec(asked, view, ngram)
+    schema = view if options.transform_spec is None else transform_schema(view, options.transform_spec)
+    _check_spec(options, view, ngram)
     if not schema.fields:
-        raise RuntimeError("no fields are left: the transform_spec removes all that schema_fields asks for")
-    extra = [name for name in _extra(asked) if name not in wanted]
+        raise RuntimeError("no fields are left: the transform_spec removes all that schema_fields selects")
+    extra: list[str] = []
+    if options.predicate is not None and not options.exact:
+        extra = sorted(RowFilter(options.predicate, options.batched).fields - set(wanted))
     ds = ds.select([*wanted, *extra])
-    items = _items(ds, asked, ngram)
-    _warn_if_all_is_dropped(items, asked)
-    dtypes = batch_dtypes(ds.source, wanted) if asked.batched else {}
-    return Job(asked, ds, schema, view, ngram, items, drawn, frozenset(extra), dtypes)
+    items = find_items(ds, options, ngram)
+    _warn_if_all_is_dropped(items, options)
+    return ReaderSetup(
+        options=options,
+        dataset=ds,
+        schema=schema,
+        ngram=ngram,
+        items=items,
+        drawn=drawn,
+        unseen=frozenset(extra),
+        dtypes=batch_dtypes(ds.source, wanted) if options.batched else {},
+    )
 
 
-def _check_spec(asked: Asked, view: Unischema, ngram: NGram | None) -> None:
-    spec = asked.transform_spec
+def _check_spec(options: ReaderOptions, view: Unischema, ngram: NGram | None) -> None:
+    spec = options.transform_spec
     if spec is None:
         return
     new = [field.name for field in spec.edit_fields if field.name not in view.fields]
@@ -332,17 +324,17 @@ def _check_spec(asked: Asked, view: Unischema, ngram: NGram | None) -> None:
         )
 
 
-def _open(asked: Asked, **more: Any) -> penstock.Dataset:
-    if asked.cache is not None and not isinstance(asked.cache, NullCache):
-        more["cache"] = asked.cache
-    more |= {"storage_options": asked.storage_options, "filesystem": asked.filesystem, "format": asked.format}
-    return penstock.open(asked.source, **more)
+def _open(options: ReaderOptions, **more: Any) -> penstock.Dataset:
+    if options.cache is not None and not isinstance(options.cache, NullCache):
+        more["cache"] = options.cache
+    more |= {"storage_options": options.storage_options, "filesystem": options.filesystem, "format": options.format}
+    return penstock.open(options.source, **more)
 
 
-def _raw(ds: penstock.Dataset, asked: Asked, wanted: list[str]) -> penstock.Dataset:
+def _raw(ds: penstock.Dataset, options: ReaderOptions, wanted: list[str]) -> penstock.Dataset:
     """Return the dataset as a batch reader sees it: cells as they are stored, unless they are to be decoded."""
     encoded = [name for name in ds.columns if not isinstance(ds.schema.fields[name].codec, ScalarCodec | None)]
-    if not asked.batched or asked.decode or not encoded:
+    if not options.batched or options.decode or not encoded:
         return ds
     if some := [name for name in encoded if name in wanted]:
         warnings.warn(
@@ -351,12 +343,12 @@ def _raw(ds: penstock.Dataset, asked: Asked, wanted: list[str]) -> penstock.Data
             UserWarning,
             stacklevel=6,
         )
-    return _open(asked, schema=Unischema("stored", []))
+    return _open(options, schema=Unischema("stored", []))
 
 
-def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]]:
+def _fields(options: ReaderOptions, ds: penstock.Dataset) -> tuple[NGram | None, list[str]]:
     """Return the n-gram and the names of the fields that are returned, or given to the transform."""
-    fields, schema = asked.schema_fields, petastorm_order(ds.source)
+    fields, schema = options.schema_fields, petastorm_order(ds.source)
     if isinstance(fields, NGram):
         fields.resolve_regex_field_names(schema)  # in place, as Petastorm does: programs look at it afterwards
         ngram = fields.resolved(schema)  # its own: another reader may resolve the user's for another schema
@@ -368,7 +360,9 @@ def _fields(asked: Asked, ds: penstock.Dataset) -> tuple[NGram | None, list[str]
         )
     chosen: Sequence[Any] = [fields] if isinstance(fields, str) else list(fields or ())
     if not chosen:
-        declared = None if asked.batched else ds.source.facts.declared  # make_reader gives the fields of a schema only
+        declared = (
+            None if options.batched else ds.source.facts.declared
+        )  # make_reader gives the fields of a schema only
         return None, [name for name in schema.fields if declared is None or name in declared]
     names = list(schema.create_schema_view(chosen).fields)
     if not names:
@@ -388,79 +382,69 @@ def petastorm_order(source: Source) -> Unischema:
     return Unischema(schema_name(schema), sorted(fields, key=lambda field: field.name not in partitions))
 
 
-def _extra(asked: Asked) -> list[str]:
-    """Return fields that are read but not returned."""
-    if asked.predicate is None or asked.exact:
-        return []
-    return sorted(RowFilter(asked.predicate, asked.batched).fields)
-
-
-def _select_rows(ds: penstock.Dataset, asked: Asked) -> penstock.Dataset:
-    if asked.rowgroup_selector is not None:
+def _select_rows(ds: penstock.Dataset, options: ReaderOptions) -> penstock.Dataset:
+    if options.rowgroup_selector is not None:
         from penstock.dataset.index import select_row_groups
 
-        ds = ds.with_selection(select_row_groups(ds.source, asked.rowgroup_selector, ds.selection))
-    if asked.filters is not None:
-        ds = ds.where(asked.filters)
-    if asked.predicate is not None and asked.exact:
+        ds = ds.with_selection(select_row_groups(ds.source, options.rowgroup_selector, ds.selection))
+    if options.filters is not None:
+        ds = ds.where(options.filters)
+    if options.predicate is not None and options.exact:
         from penstock.dataset.select_rows import select_rows
 
-        found = cast("RowFilter", make_row_filter(asked.predicate, ds.source.facts.arrow_schema, batched=asked.batched))
+        found = cast(
+            "RowFilter", make_row_filter(options.predicate, ds.source.facts.arrow_schema, batched=options.batched)
+        )
         ds = ds.with_selection(select_rows(ds.source, found, ds.selection, workers=default_workers()))
     return ds
 
 
-def _check_shards(ds: penstock.Dataset, asked: Asked) -> None:
+def _check_shards(ds: penstock.Dataset, options: ReaderOptions) -> None:
     if not len(ds):
         warnings.warn("No matching data is available for loading: no row is selected", UserWarning, stacklevel=6)
-    elif asked.shard_count is not None and len(ds) < asked.shard_count:
+    elif options.shard_count is not None and len(ds) < options.shard_count:
         raise NoDataAvailableError(
-            f"{asked.shard_count} shards need at least one row each. Number of row-groups in the dataset that are "
+            f"{options.shard_count} shards need at least one row each. Number of row-groups in the dataset that are "
             f"selected: {np.count_nonzero(ds.selection.counts)}, with {len(ds)} rows; give a shard_count of at most "
             f"{len(ds)}"
         )
 
 
-def _warn_if_all_is_dropped(items: Grouping, asked: Asked) -> None:
+def _warn_if_all_is_dropped(items: Grouping, options: ReaderOptions) -> None:
     num_items = int(items.counts.sum())
-    if asked.remainder == "drop" and num_items and num_items < (asked.shard_count or 1):
+    if options.remainder == "drop" and num_items and num_items < (options.shard_count or 1):
         warnings.warn(
-            f"remainder='drop' leaves nothing: {num_items} steps for {asked.shard_count} shards; use 'uneven' or 'pad'",
+            f"remainder='drop' leaves nothing: {num_items} steps for {options.shard_count} shards; use 'uneven' or "
+            "'pad'",
             PenstockWarning,
             stacklevel=5,
         )
 
 
-def _items(ds: penstock.Dataset, asked: Asked, ngram: NGram | None) -> Grouping:
+def find_items(ds: penstock.Dataset, options: ReaderOptions, ngram: NGram | None) -> Grouping:
+    """Return what is dealt to shards: rows, windows, parts of row groups or whole row groups."""
     units: RowGrouping | WindowGrouping = RowGrouping(ds.selection.counts)
     if ngram is not None:
-        if asked.drop_partitions > 1 and not ngram.timestamp_overlap:
+        if options.drop_partitions > 1 and not ngram.timestamp_overlap:
             raise NotImplementedError("an NGram without overlap does not go with shuffle_row_drop_partitions > 1")
         units = WindowGrouping(ds.window_table(ngram.timestamp_field.name, ngram.rule, span=ngram.span_row_groups))
-    if asked.drop_partitions == 1 and not asked.deals_parts:
+    whole = options.batched and not options.shuffle_rows
+    if options.drop_partitions == 1 and not whole:
         return units
-    return PartGrouping.cut(units, int(asked.drop_partitions), whole=asked.deals_parts)
+    return PartGrouping.cut(units, int(options.drop_partitions), whole=whole)
 
 
-def window_columns(built: Built, types: Mapping[int, StepType], dtypes: Mapping[str, np.dtype[Any]]) -> dict[int, Any]:
-    """Return windows as {step: named tuple of columns}."""
-    first, fold = min(types), cast("Any", built.fold)
-    columns = {name: batch_column(values, dtypes.get(name)) for name, values in built.batch.items()}
-    return {
-        step: make.type._make([columns[name][fold[:, step - first]] for name in make.names])
-        for step, make in sorted(types.items())
-    }
-
-
-def pool_of(pool: Any) -> tuple[str, int, int]:
-    """Return kind, workers and queue size of one of Petastorm's pool objects."""
+def pool_options(pool: Any) -> dict[str, Any]:
+    """Return the options that one of Petastorm's pool objects stands for."""
     if pool is None:
-        return "thread", 10, 50
+        return {}
     name = type(pool).__name__
     kind = {"ThreadPool": "thread", "ProcessPool": "process", "DummyPool": "dummy"}.get(name)
     if kind is None:
         raise ValueError(f"reader_pool must be a ThreadPool, ProcessPool or DummyPool; got {name}")
-    return kind, int(getattr(pool, "workers_count", 10) or 1), int(getattr(pool, "results_queue_size", 50) or 1)
-
-
-__all__ = ["Asked", "Job", "StepType", "open_job", "petastorm_order", "pool_of", "window_columns"]
+    return {
+        "pool": kind,
+        "workers_count": int(getattr(pool, "workers_count", 10) or 1),
+        "results_queue_size": int(getattr(pool, "results_queue_size", 50) or 1),
+        "zmq_copy_buffers": getattr(pool, "zmq_copy_buffers", True),
+    }

@@ -1,0 +1,172 @@
+"""The stream of a loader: takes batches out of a `Scheduler` and acknowledges them in the loader's progress.
+
+The lowest of all streams; frameworks and mixes stand in front of it. It is the handle that ends the scheduler's threads
+when it is dropped: none of them holds it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.engine.chance import advice
+from penstock.engine.delivery import Acknowledged, Delivery, Place, Stream
+from penstock.engine.scheduler import EXIT_WAIT_S
+from penstock.engine.stages import Batch
+from penstock.engine.stats import Stats
+from penstock.errors import DecodeError, PenstockWarning, users_level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.engine.build import Skipped
+    from penstock.engine.chance import Watch
+    from penstock.engine.scheduler import Scheduler
+
+
+class Ticket(NamedTuple):
+    """The right to move a progress: ends when another stream begins."""
+
+    progress: Acknowledged
+    number: int
+
+
+@dataclass(slots=True)
+class Record:
+    """What a loader counts and lists over all its streams."""
+
+    skip_limit: int | None
+    """More skipped rows than this are an error."""
+    watch: Watch | None
+    """Notices transforms that draw from global random states; None: nothing to watch, or it was reported."""
+    stats: Stats = field(default_factory=Stats)
+    skipped: dict[tuple[str, int, int], Skipped] = field(default_factory=dict)
+    hands_over_ahead: bool = False
+    """Whether threads of a framework take batches ahead of the consumer."""
+
+
+class EngineStream(Stream[Batch]):
+    """Deliveries of one loader."""
+
+    def __init__(self, scheduler: Scheduler, ticket: Ticket, record: Record, end: Place, length: int | None) -> None:
+        self._scheduler = scheduler
+        self._progress, self._number = ticket
+        self._record = record
+        self._end = end
+        self.length = length
+        self._ahead = False
+        self._front: Callable[[], Stream[Any] | None] = lambda: None
+        """Weak: the outermost stream with a thread that takes from here."""
+        self._is_through = False
+        """Whether `take` came to the end of the pass: from then on it returns None, whatever becomes of the loader."""
+        self._unacknowledged: deque[tuple[Place, int, tuple[Skipped, ...]]] = deque()
+        self._lock = threading.RLock()
+        self._finalizer = weakref.finalize(self, scheduler.stop, EXIT_WAIT_S)
+
+    @property
+    def end(self) -> Place:
+        """The start of the next pass."""
+        return self._end
+
+    def take(self) -> Delivery[Batch] | None:
+        """Return the next delivery; None at the end of the pass."""
+        if self._is_through:
+            return None
+        self._progress.check(self._number)
+        watch = None if self._ahead else self._record.watch
+        try:
+            if watch is None:
+                built = self._scheduler.next()
+            else:
+                watch.user_waits()
+                built = self._scheduler.next()
+                watch.user_works()
+            if self._record.watch is not None:
+                self._warn_of_chance(self._record.watch)
+            if built is None:
+                self._is_through = True
+                return None
+            place = Place(built.origin.plan, -(-built.origin.end // self._scheduler.batch_size), self._end.epochs)
+            with self._lock:
+                self._unacknowledged.append((place, built.num_rows, built.skipped))
+                if built.skipped:
+                    self._check_skipped(built.skipped[-1])
+        except BaseException:
+            self.release()
+            raise
+        return Delivery(built.batch, place, built.origin, built.num_rows, built.skipped)
+
+    def _warn_of_chance(self, watch: Watch) -> None:
+        if watch.moved:
+            self._record.watch = None
+            warnings.warn(advice(watch.moved), PenstockWarning, stacklevel=users_level())
+
+    def _check_skipped(self, last: Skipped) -> None:
+        limit = self._record.skip_limit
+        if limit is None:
+            return
+        keys = {(one.path, one.row_group, one.row) for _, _, lost in self._unacknowledged for one in lost}
+        count = len(keys | self._record.skipped.keys())
+        if count > limit:
+            raise DecodeError(
+                f"{count} row{'s' * (count > 1)} skipped, more than skip_limit={limit}; the last one in {last.path}, "
+                f"row group {last.row_group}, row {last.row}, column {last.column!r}: {last.reason}",
+                path=last.path, row_group=last.row_group, row=last.row, column=last.column,
+            )  # fmt: skip
+
+    def received(self, place: Place, waited_s: float = 0.0) -> None:
+        """Acknowledge all deliveries up to a place."""
+        is_end = place is self._end
+        self._progress.received(self._number, place, is_end=is_end)
+        record, waiting = self._record, self._unacknowledged
+        with self._lock:
+            while waiting and (waiting[0][0] is place or is_end or waiting[0][0].key <= place.key):
+                _, num_rows, skipped = waiting.popleft()
+                for one in skipped:
+                    record.skipped.setdefault((one.path, one.row_group, one.row), one)
+                record.stats.delivered(num_rows, waited_s)
+                waited_s = 0.0
+        self.is_over = self.is_over or is_end
+
+    def ready(self) -> int:
+        """Return how many batches are made and wait."""
+        return self._scheduler.num_waiting()
+
+    def building(self) -> int:
+        """Return how many batches are being built."""
+        return self._scheduler.num_building()
+
+    def before_state(self, function: Callable[[], None]) -> None:
+        """Have a function called by state_dict() and len()."""
+        self._progress.before_state(self._number, function)
+
+    def note_hand_over(self, seconds: float) -> None:
+        """Count work between the engine and the consumer."""
+        self._record.stats.handed_over(seconds)
+
+    def note_waiting(self, waiting: bool) -> None:
+        """Note that the consumer's own thread begins or ends a wait."""
+        watch = self._record.watch
+        if watch is not None:
+            (watch.user_waits if waiting else watch.user_works)()
+
+    def note_ahead(self, front: Stream[Any]) -> None:
+        """Note that a thread of `front` takes ahead of the consumer."""
+        self._ahead = self._record.hands_over_ahead = True
+        self._front = weakref.ref(front)
+
+    def release(self) -> None:
+        """End the scheduler's threads and processes."""
+        self._finalizer.detach()
+        self._scheduler.stop()
+
+    def stop(self) -> None:
+        """End threads and processes, also those in front; they are gone on return."""
+        self.release()
+        front = self._front()
+        if front is not None:
+            front.stop()

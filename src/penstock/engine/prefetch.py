@@ -1,0 +1,196 @@
+"""A stream whose batches are changed by a thread, a few ahead of the consumer: conversion and copies to a device.
+
+`Stream.map(function, ahead=n)` makes it. The thread takes, works and queues; what was queued is not received before
+the consumer acknowledges it. Nothing here knows of tensors, devices or datasets.
+
+What happens to the thread, in every case: at the end of the pass and after an error it ends by itself, the error being
+raised where its batch would have come; on `break`, garbage collection, a new stream and `close()` it is stopped and
+joined, the source first, which ends a wait for the next batch; at Ctrl-C the consumer stops it; at interpreter exit the
+finalizer does; in a forked child, which has no such thread, `take` raises LoaderClosed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from penstock.engine.delivery import CLOSED, FORKED, Delivery, Stream, Wrapping
+from penstock.errors import LoaderClosed
+from penstock.halt import wait_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+B = TypeVar("B")
+C = TypeVar("C")
+
+_LOOK_S = 1.0
+"""A waiting consumer wakes this often: on Windows Ctrl-C does not interrupt an endless wait."""
+
+
+class Prefetched(Wrapping[B, C]):
+    """A stream that a thread fills, up to `ahead` deliveries before they are taken."""
+
+    def __init__(self, source: Stream[B], function: Callable[[Delivery[B]], C], ahead: int) -> None:
+        super().__init__(source)
+        source.note_ahead(self)
+        self._is_outermost = True
+        """Whether the consumer takes from this one, and not a thread ahead of it."""
+        self._queue: _Queue[B, C] = _Queue(source, function, ahead)
+        self._finalizer = weakref.finalize(self, self._queue.stop)
+
+    def take(self) -> Delivery[C] | None:
+        """Return the next delivery; waits for the thread where none is ready."""
+        if not self._is_outermost:
+            return self._queue.take()
+        self.note_waiting(True)
+        try:
+            return self._queue.take()
+        finally:
+            self.note_waiting(False)
+
+    def note_ahead(self, front: Stream[Any]) -> None:
+        """Note that a thread of `front` takes ahead of the consumer, whose wait is then noted there."""
+        self._is_outermost = False
+        super().note_ahead(front)
+
+    def ready(self) -> int:
+        """Return how many deliveries wait in front of the consumer."""
+        return self._queue.ready()
+
+    def when_idle(self, function: Callable[[C], None]) -> Prefetched[B, C]:
+        """Have the thread call a function of each batch it made when it has nothing better to do; returns self."""
+        self._queue.settle = function
+        return self
+
+    def when_taken(self, function: Callable[[C], Any]) -> Prefetched[B, Any]:
+        """Have `take` replace each batch by what a function makes of it, in the consumer's thread; returns self.
+
+        Unlike `map`, it is called before the thread is woken to make more: the two do not compete for the GIL then.
+        """
+        self._queue.finish = function
+        return self
+
+    def release(self) -> None:
+        """End the thread and the source, as `stop` does."""
+        self.stop()
+
+    def stop(self) -> None:
+        """End the thread and the source, and wait for them."""
+        self._finalizer.detach()
+        self._queue.stop()
+
+
+class _Queue(Generic[B, C]):
+    """What the thread holds: it must not hold the stream, whose end would then never come."""
+
+    def __init__(self, source: Stream[B], function: Callable[[Delivery[B]], C], ahead: int) -> None:
+        self._source = source
+        self._function = function
+        self._ahead = ahead
+        self.settle: Callable[[C], None] | None = None
+        self.finish: Callable[[C], Any] | None = None
+        self._ready: deque[Delivery[C] | BaseException | None] = deque()
+        self._unsettled: list[C] = []
+        self._lock = threading.RLock()
+        self._cond = threading.Condition(self._lock)
+        self._stopped = False
+        self._over = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def take(self) -> Delivery[C] | None:
+        if os.getpid() != self._pid:
+            raise LoaderClosed(FORKED)
+        with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
+            if self._thread is None and not self._stopped:
+                self._thread = threading.Thread(target=self._work, name="penstock-feed", daemon=True)
+                self._thread.start()
+            while not self._ready:
+                if self._over:
+                    return None
+                if self._stopped:
+                    self._source.take()  # says why it was ended, if somebody else ended it
+                    raise LoaderClosed(CLOSED)
+                wait_in(self._lock, self._cond, _LOOK_S)
+            found = self._ready.popleft()
+            self._over = self._over or found is None
+        try:
+            if isinstance(found, BaseException):
+                raise found
+            if found is None or self.finish is None:
+                return found
+            return found._replace(batch=self.finish(found.batch))
+        finally:
+            del found  # the traceback of an error holds this frame
+            with self._lock:
+                self._cond.notify_all()
+
+    def _work(self) -> None:
+        while self._has_room():
+            made: Delivery[C] | BaseException | None
+            try:
+                taken = self._source.take()
+                made = None if taken is None else self._made(taken)
+                del taken
+            except BaseException as error:  # noqa: BLE001 -- handed to the consumer, who meets it in order
+                made = error
+            if not self._put(made) or not isinstance(made, Delivery):
+                return
+            if self.settle is not None:
+                self._unsettled.append(made.batch)
+            del made
+
+    def _made(self, delivery: Delivery[B]) -> Delivery[C]:
+        began = time.perf_counter()
+        batch = self._function(delivery)
+        self._source.note_hand_over(time.perf_counter() - began)
+        return cast("Delivery[C]", delivery._replace(batch=cast("Any", batch)))
+
+    def _put(self, made: Delivery[C] | BaseException | None) -> bool:
+        """Hand a result to the consumer; False: stopped."""
+        with self._cond:
+            if not self._stopped:
+                self._ready.append(made)
+                self._cond.notify_all()
+            return not self._stopped
+
+    def _has_room(self) -> bool:
+        """Wait until another result may be made; False: stopped."""
+        while True:
+            with self._cond:
+                while len(self._ready) >= self._ahead and not self._stopped and not self._unsettled:
+                    self._cond.wait()
+                if self._stopped or len(self._ready) < self._ahead:
+                    self._unsettled.clear()
+                    return not self._stopped
+            try:
+                for one in self._unsettled:
+                    cast("Any", self.settle)(one)
+                self._unsettled.clear()
+            except BaseException as error:  # noqa: BLE001 -- as above
+                self._put(error)
+                return False
+
+    def stop(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        # Called in a locked region (by a garbage collection or a signal handler): our thread needs the lock to end.
+        inside = cast("Any", self._lock)._is_owned()
+        with self._lock:
+            self._stopped = True
+            self._cond.notify_all()
+        self._source.release()  # ends a wait for the next batch
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and not inside:
+            with contextlib.suppress(RuntimeError):  # a signal came before it had started; it ends by itself
+                thread.join()
+        self._ready.clear()

@@ -1,0 +1,259 @@
+"""Threads that work ahead of the consumer: in order, errors in their place, and nothing left however a stream ends.
+
+Every case with one thread and with two in a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from penstock.engine.delivery import Delivery, Stream
+from penstock.engine.prefetch import Prefetched
+from penstock.errors import LoaderClosed
+from tests.depth import depth
+
+
+class Numbers(Stream):
+    """A stream of 0, 1, ... up to `end`, or an error there; it records what happens to it."""
+
+    length = None
+
+    def __init__(self, end, error=None):
+        self.numbers, self.error = iter(range(end)), error
+        self.taken, self.stopped = 0, threading.Event()
+        self.acknowledged, self.handed_over, self.waiting, self.is_ahead = [], 0, [], False
+
+    @property
+    def end(self):
+        return -1
+
+    def take(self):
+        for number in self.numbers:
+            self.taken += 1
+            return Delivery(number, number, None, 1)
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def received(self, place, waited_s=0.0):
+        self.acknowledged.append(place)
+        self.is_over = self.is_over or place == self.end
+
+    def ready(self):
+        return 0
+
+    def stop(self):
+        self.stopped.set()
+
+    def before_state(self, function):
+        raise NotImplementedError("not asked for here")
+
+    def note_hand_over(self, seconds):
+        self.handed_over += 1
+
+    def note_waiting(self, waiting):
+        self.waiting.append(waiting)
+
+    def note_ahead(self, front):
+        self.is_ahead = True
+
+
+class Endless(Numbers):
+    """A stream whose next delivery never comes."""
+
+    def take(self):
+        self.stopped.wait()
+
+
+def alone(source, ahead=2):
+    return Prefetched(source, lambda one: one.batch * 10, ahead)
+
+
+def in_a_row(source, ahead=2):
+    return Prefetched(source.map(lambda one: one.batch * 2, ahead=1), lambda one: one.batch * 5, ahead)
+
+
+@pytest.fixture(params=[alone, in_a_row])
+def make(request):
+    yield request.param
+    deadline = time.monotonic() + 5
+    while (left := [t for t in threading.enumerate() if t.name == "penstock-feed"]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+
+
+def test_everything_comes_in_order_and_the_thread_ends(make):
+    source = Numbers(7)
+    assert list(make(source)) == [0, 10, 20, 30, 40, 50, 60]
+    assert source.acknowledged == [0, 1, 2, 3, 4, 5, 6, -1]
+    assert source.is_ahead
+    assert list(make(Numbers(0))) == []
+
+
+def test_after_the_end_none_comes_every_time(make):
+    stream = make(Numbers(1))
+    assert stream.take().batch == 0
+    assert [stream.take(), stream.take()] == [None, None]
+
+
+def test_what_was_made_ahead_is_not_acknowledged(make):
+    source = Numbers(9)
+    running = iter(make(source, 3))
+    next(running)
+    next(running)
+    deadline = time.monotonic() + 5
+    while source.taken < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert source.taken >= 5
+    assert source.acknowledged == [0, 1]
+    del running
+
+
+def test_an_error_comes_where_its_number_would(make):
+    stream = make(Numbers(2, KeyError("third")))
+    assert [stream.take().batch, stream.take().batch] == [0, 10]
+    with pytest.raises(KeyError, match="third"):
+        stream.take()
+    stream.stop()
+
+
+def test_it_works_ahead_by_its_depth_and_no_further(make):
+    source = Numbers(100)
+    stream = make(source, 3)
+    stream.take()
+    time.sleep(0.2)
+    assert source.taken <= 1 + 3 + (2 if make is in_a_row else 0) + 1
+    assert stream.ready() <= 3
+    stream.stop()
+    assert source.stopped.is_set()
+    with pytest.raises(LoaderClosed, match="was closed"):
+        list(stream)
+
+
+def test_dropping_it_ends_the_threads_and_the_source(make):
+    source = Numbers(1 << 60)
+    running = iter(make(source))
+    next(running)
+    del running
+    gc.collect()
+    assert source.stopped.is_set()
+
+
+def test_stopping_ends_a_wait_in_the_source(make):
+    stream = make(Endless(0))
+    closing = threading.Timer(0.05, stream.stop)
+    closing.start()
+    with contextlib.suppress(LoaderClosed):  # or the end of the source, if that comes first
+        assert stream.take() is None
+    closing.join()
+
+
+def test_the_wait_of_the_consumer_and_the_work_of_the_thread_are_noted(make):
+    source = Numbers(3)
+    assert len(list(make(source))) == 3
+    assert source.waiting == [True, False] * 4
+    assert source.handed_over == (6 if make is in_a_row else 3)
+
+
+def test_the_consumer_finishes_a_batch_before_the_thread_makes_another():
+    source, seen = Numbers(4), []
+
+    def finish(number):
+        time.sleep(0.05)
+        seen.append((number, source.taken, threading.current_thread()))
+        return number + 1
+
+    stream = alone(source, 1).when_taken(finish)
+    assert [stream.take().batch for _ in range(3)] == [1, 11, 21]
+    assert [number for number, _, _ in seen] == [0, 10, 20]
+    assert {thread for _, _, thread in seen} == {threading.current_thread()}
+    assert all(taken <= number // 10 + 2 for number, taken, _ in seen)
+    stream.stop()
+
+    def fails(number):
+        raise RuntimeError("out of memory")
+
+    stream = alone(Numbers(4), 1).when_taken(fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(stream)
+
+
+def test_an_idle_thread_settles_what_waits_and_an_error_of_that_arrives():
+    settled = threading.Event()
+    stream = alone(Numbers(3), 1).when_idle(lambda number: settled.set())
+    stream.take()
+    assert settled.wait(5)
+    stream.stop()
+
+    def fails(number):
+        raise RuntimeError("the device is gone")
+
+    stream = alone(Numbers(9), 1).when_idle(fails)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        list(stream)
+    stream.stop()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals here")
+def test_a_signal_handler_may_stop_it_at_any_moment(make):
+    stream = make(Numbers(1 << 60))
+    before = signal.signal(signal.SIGALRM, lambda *_: stream.stop())
+    try:
+        for number in range(depth(20, 200)):
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + number / 20_000)
+            with pytest.raises(LoaderClosed):
+                list(stream)
+            stream = make(Numbers(1 << 60))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Interrupted(threading.Condition):
+    """A condition whose waits are interrupted as soon as they have released the lock, in the main thread."""
+
+    def __init__(self, lock=None):
+        super().__init__(lock)
+        release = self._release_save
+
+        def interrupted():
+            kept = release()
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            return kept
+
+        self._release_save = interrupted
+
+
+def test_ctrl_c_just_after_a_wait_has_released_its_lock(make, monkeypatch):
+    source = Endless(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Condition", Interrupted)
+        stream = make(source)
+    with pytest.raises(KeyboardInterrupt):
+        stream.take()
+    stream.stop()
+    assert source.stopped.is_set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_refused():
+    stream = alone(Numbers(9))
+    stream.take()
+    pid = os.fork()
+    if not pid:
+        try:
+            stream.take()
+        except LoaderClosed:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    stream.stop()

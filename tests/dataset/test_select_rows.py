@@ -346,6 +346,29 @@ class TestReading:
                 predicate = in_set([f"t{i}" for i in range(3, 3 + size)] + more, name)
                 assert kept(source, predicate) == [i for i in range(100) if predicate.do_include({name: texts[i]})]
 
+    @pytest.mark.parametrize(
+        ("stored", "asked", "value", "read"),
+        [
+            (pa.array([1, 2, 3, 4], pa.int32()), np.uint8, 3, [1]),
+            (pa.array([1, 2, 3, 4], pa.timestamp("s")), np.dtype("M8[us]"), np.datetime64(3, "s"), [1]),
+            (pa.array([0.5, 1.5, 3, 4], pa.float32()), np.float64, 3.0, [1]),
+            (pa.array([0.5, 1.5, 0.1, 4]), np.float32, np.float32(0.1), [0, 1]),
+            (pa.array([1, 2, 3, 4]), np.str_, "3", [0, 1]),
+            (pa.array(["1", "2", "3", "4"]), Decimal, 3, [0, 1]),
+            (pa.array(["1", "2", "3", "4"]), np.bytes_, b"3", [0, 1]),
+        ],
+    )
+    def test_statistics_count_only_where_values_are_delivered_as_stored(
+        self, tmp_path, monkeypatch, stored, asked, value, read
+    ):
+        write(tmp_path / "a.parquet", {"x": stored}, rows_per_group=2)
+        schema = penstock.Unischema("S", [penstock.UnischemaField("x", asked, (), None, False)])
+        source = open_parquet(str(tmp_path), schema=schema)
+        seen, whole = [], source.read
+        monkeypatch.setattr(source, "read", lambda chunk, names: seen.append(chunk) or whole(chunk, names))
+        assert kept(source, in_set([value], "x")) == [2]
+        assert sorted(seen) == read
+
     def test_only_the_predicates_columns_are_read(self, tmp_path):
         columns = ids(0, 400) | {"blob": pa.array([b"x" * 5000] * 400)}
         write(tmp_path / "data" / "a.parquet", columns, rows_per_group=100, compression="none", use_dictionary=False)

@@ -150,10 +150,15 @@ def evaluate_expression(expression: Expression, table: pa.Table) -> pa.ChunkedAr
 
 def delivered_schema(schema: pa.Schema, fields: Mapping[str, UnischemaField]) -> pa.Schema:
     """Return the columns of a dataset with the Arrow types of the values that a batch has."""
-    return pa.schema([field.with_type(_delivered_type(field.type, fields[field.name])) for field in schema])
+    return pa.schema([field.with_type(delivered_type(field.type, fields[field.name])) for field in schema])
 
 
-def _delivered_type(stored: pa.DataType, field: UnischemaField) -> pa.DataType:
+def delivered_type(stored: pa.DataType, field: UnischemaField) -> pa.DataType:
+    """Return the Arrow type of the values that a batch has, for a stored type and the field of a schema.
+
+    The stored type itself if values are delivered as they are stored; a struct without fields for those that cannot be
+    compared.
+    """
     if has_cells(field.codec):
         return _OPAQUE
     if form_of(stored) in ("dictionary", "runs"):

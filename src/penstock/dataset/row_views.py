@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import form_of
-from penstock.codecs.arrow_memory import one_array, take_rows, without_views
-from penstock.codecs.base import CellError, has_cells
+from penstock.codecs.arrow_memory import one_array, take_rows
+from penstock.codecs.base import CellError
 from penstock.codecs.decode import decode_array, reason_of
-from penstock.dataset.arrow_filter import to_arrow
+from penstock.dataset.arrow_filter import delivered_type, to_arrow
 from penstock.errors import ColumnNotFound, DecodeError, SchemaError, close_names
 from penstock.source import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.codecs.decode import Column
@@ -102,12 +102,9 @@ class ChunkRows:
 
     def text(self, name: str) -> pa.Array | None:
         """Return a column of text as it is stored, if it is delivered as text."""
-        field = self._source.facts.unischema.fields[name]
-        as_stored = not has_cells(field.codec) and field.numpy_dtype in (None, np.str_, np.object_)
-        if not as_stored or form_of(self._source.facts.arrow_schema.field(name).type) != "text":
-            return None
-        array = self.stored(name)
-        return array.cast(without_views(array.type))
+        stored = self._source.facts.arrow_schema.field(name).type
+        kind = delivered_type(stored, self._source.facts.unischema.fields[name])
+        return self.stored(name).cast(kind) if form_of(stored) == form_of(kind) == "text" else None
 
     def table(self, columns: pa.Schema) -> pa.Table:
         """Return columns as they are stored, without views of text and bytes."""

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.codecs.arrow_kinds import Fixed, natural_kind
-from penstock.codecs.base import has_cells
-from penstock.dataset.arrow_filter import ArrowFilter
+from penstock.dataset.arrow_filter import ArrowFilter, delivered_type
 from penstock.dataset.predicates import PredicateBase, in_negate, in_reduce, in_set
 from penstock.dataset.row_filter import RowFilter
 from penstock.dataset.row_views import ChunkRows
@@ -113,7 +111,7 @@ class _Judge:
         [name] = predicate.get_fields()
         facts, keys, found = self.source.facts, predicate._inclusion_values, self._unknown()
         kind = facts.arrow_schema.field(name).type
-        if not _has_order(kind) or not _as_stored(facts.unischema.fields[name], kind):
+        if not _has_order(kind) or not _as_stored(kind, facts.unischema.fields[name]):
             return found
         for place, (chunk, nulls, *bounds) in enumerate(self._bounds(name, self.chunks.tolist())):
             if nulls == facts.chunk_rows[chunk]:
@@ -216,20 +214,13 @@ def _may_be_nan(kind: pa.DataType, expression: Expression) -> bool:
     return not set(_CALLS.findall(text)) <= _NAN_SAFE or any(sign in text for sign in ("!=", "nan", "..."))
 
 
-def _as_stored(field: UnischemaField, stored: pa.DataType) -> bool:
-    """Tell whether values are delivered as they are stored, so that statistics hold: no codec, no rounding."""
-    natural = natural_kind(stored, field.name)
-    if has_cells(field.codec):
-        return False
-    if field.numpy_dtype is None or field.numpy_dtype is np.object_:
-        return True
-    if not isinstance(natural, Fixed):
-        return natural.item is {np.str_: str, np.bytes_: bytes}.get(field.numpy_dtype, field.numpy_dtype)
-    wanted: np.dtype[Any] = np.dtype(field.numpy_dtype)
-    if natural.dtype.kind == "f":
-        return wanted.kind == "f" and wanted.itemsize >= natural.dtype.itemsize
-    same = {"i": "iu", "u": "iu", "b": "b", "M": "M", "m": "m"}
-    return wanted.kind in same.get(natural.dtype.kind, "")
+def _as_stored(stored: pa.DataType, field: UnischemaField) -> bool:
+    """Tell whether delivered values compare as the stored ones do, so that bounds hold: no codec, no rounding."""
+    delivered = delivered_type(stored, field)
+    if pa.types.is_floating(stored) and pa.types.is_floating(delivered):
+        return bool(delivered.bit_width >= stored.bit_width)
+    same = (pa.types.is_integer, pa.types.is_timestamp)
+    return delivered == stored or any(kind(stored) and kind(delivered) for kind in same)
 
 
 def _key(bound: pa.Scalar, kind: pa.DataType) -> Hashable:

@@ -67,9 +67,10 @@ def passes(cell, sign, value, kind):
     if sign in ("in", "not in"):
         found = any(_same(cell, _python(one, kind)) for one in value)
         return found == (sign == "in")
-    if cell is None or cell != cell:
+    plain = _python(value, kind)
+    if cell is None or cell != cell or plain != plain:  # Python orders no Decimal with NaN
         return cell is not None and sign == "!="
-    return bool(SIGNS[sign](_moment(cell), _moment(_python(value, kind))))
+    return bool(SIGNS[sign](_moment(cell), _moment(plain)))
 
 
 def _same(cell, value):

@@ -27,7 +27,7 @@ from penstock.engine.memory import BlockPool
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import Decode, Fold
 from penstock.engine.stats import Stats
-from penstock.engine.take import take_rows
+from penstock.engine.take import row_numbers, take_rows
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.options import (
     MEMORY_BYTES,
@@ -282,14 +282,13 @@ class Dataset:
         from penstock.engine.host import default_workers
 
         source, schema = self._source, self._source.facts.arrow_schema
-        if exact:
-            found = make_row_filter(filters, schema)
-            if found is None:
-                return self
-            return self.with_selection(select_rows(source, found, self._selection, workers=default_workers()))
-        found = make_row_filter(filters, delivered_schema(schema, source.facts.unischema.fields))
+        if not exact:
+            schema = delivered_schema(schema, source.facts.unischema.fields)
+        found = make_row_filter(filters, schema)
         if found is None:
             return self
+        if exact:
+            return self.with_selection(select_rows(source, found, self._selection, workers=default_workers()))
         late = found if self._late is None else self._late & found
         return Dataset(source, self._selection, self._names, late, self._encoded)
 
@@ -316,7 +315,7 @@ class Dataset:
         if self._late is not None:
             raise PlanError("rows filtered with exact=False have no numbers; use where(...) without it, or a loader")
         total = len(self)
-        wanted = _row_numbers(indices)
+        wanted = row_numbers(indices)
         outside = (wanted < -total) | (wanted >= total)
         if outside.any():
             raise IndexError(f"row {wanted[outside][0]} is outside of a dataset of {total} rows")
@@ -477,24 +476,6 @@ class Dataset:
             stats=Stats(),
             limit_bytes=MEMORY_BYTES,
         )
-
-
-def _row_numbers(indices: Iterable[int]) -> NDArray[Any]:
-    """Return numbers of rows as a flat array of integers, Python's where int64 cannot hold them; else TypeError."""
-    listed = indices if isinstance(indices, np.ndarray) else list(indices)
-    wanted = np.asarray(listed)
-    if wanted.ndim != 1:
-        raise TypeError(f"take() wants a flat list of rows, got {wanted.ndim} dimensions")
-    # NumPy makes floats or objects of integers too large for one dtype, and compares uint64 with int64 as floats.
-    if (
-        wanted.size
-        and wanted.dtype.kind in "fO"
-        and all(type(one) is int or isinstance(one, np.integer) for one in listed)
-    ):
-        return np.array([int(one) for one in listed], object)
-    if wanted.dtype == np.bool_ or (wanted.size and wanted.dtype.kind not in "iu"):
-        raise TypeError(f"take() wants whole numbers, got {wanted.dtype}; a mask becomes indices by np.flatnonzero")
-    return wanted.astype(object) if wanted.dtype == np.uint64 else wanted.astype(np.int64)
 
 
 def _as_bytes(field: UnischemaField) -> UnischemaField:

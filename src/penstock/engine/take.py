@@ -19,11 +19,35 @@ from penstock.engine.room import within
 from penstock.engine.stages import BatchOrigin, run_stages
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from penstock.engine.build import Builder
     from penstock.engine.chunk import Chunk
     from penstock.engine.stages import Batch
+
+
+def row_numbers(indices: Iterable[int]) -> NDArray[Any]:
+    """Return row numbers as a flat array of int64, or of Python integers if int64 cannot hold them all.
+
+    Raises:
+        TypeError: they are not a flat list of integers.
+    """
+    listed = indices if isinstance(indices, np.ndarray) else list(indices)
+    wanted = np.asarray(listed)
+    if wanted.ndim != 1:
+        raise TypeError(f"take() wants a flat list of rows, got {wanted.ndim} dimensions")
+    # NumPy makes floats or objects of integers too large for one dtype, and compares uint64 with int64 as floats.
+    if (
+        wanted.size
+        and wanted.dtype.kind in "fO"
+        and all(type(one) is int or isinstance(one, np.integer) for one in listed)
+    ):
+        return np.array([int(one) for one in listed], object)
+    if wanted.dtype == np.bool_ or (wanted.size and wanted.dtype.kind not in "iu"):
+        raise TypeError(f"take() wants whole numbers, got {wanted.dtype}; a mask becomes indices by np.flatnonzero")
+    return wanted.astype(object) if wanted.dtype == np.uint64 else wanted.astype(np.int64)
 
 
 def take_rows(builder: Builder, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> Batch:

@@ -210,7 +210,7 @@ def test_what_does_not_fit_or_is_not_there_writes_nothing(plain: Path) -> None:
         generate_petastorm_metadata(None, url_of(plain))
     with pytest.raises(PetastormMetadataGenerationError, match=r"cannot find the schema 'no_such\.Thing'"):
         generate_petastorm_metadata(None, url_of(plain), "no_such.Thing")
-    with pytest.raises(PetastormMetadataGenerationError, match="is not a Unischema but str"):
+    with pytest.raises(PetastormMetadataGenerationError, match="is not a Unischema but a str"):
         generate_petastorm_metadata(None, url_of(plain), f"{__name__}.HERE")
     with pytest.raises(SchemaError, match="absent"):
         generate_petastorm_metadata(None, url_of(plain), f"{__name__}.ABSENT")

@@ -212,7 +212,7 @@ def test_steps_per_epoch(converter) -> None:
 
 def test_an_endless_loader_warns_once_and_tells_its_steps(converter) -> None:
     fresh = SparkDatasetConverter(converter.cache_dir_url, converter.file_urls, len(converter))
-    message = r"for ever: give num_epochs=1, .*converter\.steps_per_epoch\(10\) = 10 .*steps_per_epoch="
+    message = r"forever: give num_epochs=1, .*converter\.steps_per_epoch\(10\) = 10 .*steps_per_epoch="
     with pytest.warns(PenstockWarning, match=message) as caught:
         fresh.make_tf_dataset(10)
     assert caught[0].filename == __file__

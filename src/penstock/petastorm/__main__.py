@@ -29,7 +29,7 @@ def main() -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(_USAGE)
         raise SystemExit(0 if arguments else 2)
-    install_as_petastorm(replace=True)  # whoever types this command has decided
+    install_as_petastorm(replace=True)  # the command is an explicit request
     if arguments[0] == "-m":
         code, module = _module(arguments[1:])
     else:

@@ -48,9 +48,9 @@ def batch_dtypes(source: Source, names: Iterable[str]) -> dict[str, np.dtype[Any
 
 
 def _has_nulls(source: Source, name: str) -> bool:
-    """Tell whether a column may hold nulls; a list, whether its elements may be null.
+    """Return whether a column may hold nulls; for a list, whether its elements may be null.
 
-    An empty or null list counts as a null element where footers do not tell them apart: without size statistics, which
+    An empty or null list counts as a null element where footers do not distinguish them: without size statistics, which
     newer writers store.
     """
     facts = source.facts

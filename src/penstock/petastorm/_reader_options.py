@@ -426,7 +426,7 @@ def find_items(ds: penstock.Dataset, options: ReaderOptions, ngram: NGram | None
     units: RowGrouping | WindowGrouping = RowGrouping(ds.selection.counts)
     if ngram is not None:
         if options.drop_partitions > 1 and not ngram.timestamp_overlap:
-            raise NotImplementedError("an NGram without overlap does not go with shuffle_row_drop_partitions > 1")
+            raise NotImplementedError("an NGram without overlap cannot have shuffle_row_drop_partitions > 1")
         units = WindowGrouping(ds.window_table(ngram.timestamp_field.name, ngram.rule, span=ngram.span_row_groups))
     whole = options.batched and not options.shuffle_rows
     if options.drop_partitions == 1 and not whole:

@@ -105,7 +105,7 @@ def join(columns: Sequence[Any]) -> Any:
 
 
 def _fit(columns: Sequence[Any]) -> bool:
-    """Tell whether arrays have rows of one shape and kind; integers and floats go together if no value changes."""
+    """Return whether arrays have rows of one shape and kind; integers and floats fit together if no value changes."""
     if len({one.shape[1:] for one in columns}) > 1:
         return False
     kinds = {"n" if one.dtype.kind in "iuf" else one.dtype.kind for one in columns}
@@ -202,7 +202,7 @@ class RowFeed:
             arrange(self.reader, self._size, shuffle=self._shuffle > 0)
 
     def pause(self) -> None:
-        """Note that nobody iterates any more: the consumer's place is kept, what was read ahead is given up."""
+        """End an iteration: the consumer's place is kept, what was read ahead is dropped."""
         if not getattr(self.reader, "stopped", False) and self._at is not None and self._at[0] is not None:
             state, self._skip = self._at
             self.reader.load_state_dict(state)
@@ -219,7 +219,7 @@ class RowFeed:
         return {"version": 1, "reader": state, "skip": skip} | ({"over": True} if self._at_end() else {})
 
     def _at_end(self) -> bool:
-        """Tell whether the reader has nothing left; a `Reader` begins the next pass by itself."""
+        """Return whether the reader has nothing left; a `Reader` begins the next pass by itself."""
         if isinstance(self.reader, Reader):
             return False
         try:
@@ -295,7 +295,7 @@ class ReaderFeed(RowFeed):
     def received(self, block: RowBlock, rows: int | None) -> None:
         """Note that the consumer has the first `rows` rows of a block and all before it; None: the whole pass.
 
-        The reader's loader is told when another block begins, or when a state is needed.
+        Acknowledged to the reader's loader when another block begins, or when a state is needed.
         """
         if rows is None:
             self.finish()
@@ -322,7 +322,7 @@ class ReaderFeed(RowFeed):
             self._skip = 0
 
     def pause(self) -> None:
-        """Keep the consumer's place and end the threads: what was read ahead is given up."""
+        """Keep the consumer's place and end the threads: what was read ahead is dropped."""
         if self._stream is not None:
             self.reader.pause()
         self._stream = self._received = None

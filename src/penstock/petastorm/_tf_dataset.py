@@ -84,7 +84,7 @@ class Passes:
 
 
 def _items(reader: Any, shape: Shape) -> Any:
-    """Return the dataset of items that are asked for one by one."""
+    """Return the dataset of items that are taken from the reader one by one."""
     from penstock.tensorflow._dataset import as_it_is
 
     tf = tensorflow_module()

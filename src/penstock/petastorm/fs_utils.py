@@ -109,7 +109,7 @@ def normalize_dataset_url_or_urls(dataset_url_or_urls: Any) -> str | list[str]:
     """Return a URL, or the URLs of a list, without slashes at the end.
 
     Raises:
-        ValueError: An empty list, or anything that is no text.
+        ValueError: An empty list, or something that is not text.
     """
     if isinstance(dataset_url_or_urls, list | tuple):
         if not dataset_url_or_urls:
@@ -122,7 +122,7 @@ def normalize_dir_url(dataset_url: str | os.PathLike[str]) -> str:
     """Return the URL of a folder as `penstock.open` takes it: no slashes at its end, `file:/x` (Spark's) as `file:///x`.
 
     Raises:
-        ValueError: It is no text and no path.
+        ValueError: It is neither text nor a path.
 
     >>> normalize_dir_url("s3://bucket/data/"), normalize_dir_url("file:/data"), normalize_dir_url("file:///")
     ('s3://bucket/data', 'file:///data', 'file:///')

@@ -274,7 +274,7 @@ class InMemBatchedDataLoader(LoaderBase):
             num_epochs: Epochs of one pass; None: endless.
             seed: Picks the orders.
             rows_capacity: Most rows that are kept, with a warning where there are more; None for all.
-            shuffle: Whether rows are shuffled anew for each epoch.
+            shuffle: Whether each epoch shuffles the rows in another order.
         """
         torch_module()
         if num_epochs is not None:
@@ -363,7 +363,7 @@ class InMemBatchedDataLoader(LoaderBase):
         return (epochs - 1) * whole - (-(self._num_rows - self._row) // self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as small JSON; it goes with the same rows in the same order."""
+        """Return the place as small JSON; valid for the same rows in the same order."""
         return {
             "version": 1,
             "epoch": self._epoch,

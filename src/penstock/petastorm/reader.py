@@ -78,7 +78,7 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
 ) -> Reader:
     """Return a reader of rows: each a named tuple of decoded values, or a dict of them with an `NGram`.
 
-    All parameters are Petastorm's; docs/migrate_from_petastorm.md tells what they do here.
+    All parameters are Petastorm's; docs/migrate_from_petastorm.md describes what they do here.
 
     Args:
         dataset_url: URL or path of a dataset, or a list of them.
@@ -86,14 +86,14 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
         reader_pool_type: "thread", "process" or "dummy" (everything in the calling thread).
         workers_count: Most threads or processes; never more than this process has cores.
         pyarrow_serialize: Without effect.
-        results_queue_size: Most results that wait for the consumer; memory is bounded in any case.
-        seed: Picks the order; None draws one, the same on all shards.
-        shuffle_rows: Rows really shuffled, within a window of memory.
-        shuffle_row_groups: Row groups in a new order each epoch, rows as stored.
-        shuffle_row_drop_partitions: Cut each row group into that many stretches, shuffled on their own.
+        results_queue_size: Most results that wait for the consumer; memory is limited in any case.
+        seed: Selects the order; None draws a seed, the same on all shards.
+        shuffle_rows: Shuffle rows across row groups, within a buffer in memory.
+        shuffle_row_groups: Row groups in another order in each epoch, rows as stored.
+        shuffle_row_drop_partitions: Cut each row group into this many parts, which are shuffled independently.
         predicate: Rows to keep; see `penstock.predicates`.
         rowgroup_selector: Row groups to keep, by an index.
-        num_epochs: Epochs; None for ever.
+        num_epochs: Epochs; None: endless.
         cur_shard: Which part of the rows this process reads.
         shard_count: Number of parts.
         shard_seed: Deprecated: the same as `seed`.
@@ -377,7 +377,7 @@ class Reader:
         return self.__next__()
 
     def _acknowledge(self) -> None:
-        """Tell the loader which of the rows were returned by `next`."""
+        """Acknowledge the rows that were returned by `next`."""
         with self.lock:
             if self._delivery is not None and self._stream is not None:
                 self._stream.received(place_after(self.setup, self._delivery, self._taken))
@@ -426,7 +426,7 @@ class Reader:
             return self._stream
 
     def pause(self) -> None:
-        """End the threads and keep the place: what was read ahead is given up, and read again by whoever goes on."""
+        """End the threads and keep the place: what was read ahead is dropped, and read again by the next iteration."""
         with self.lock:
             if not self.stopped and not self.last_row_consumed:
                 self.loader.go_to(self.loader.place())

@@ -34,9 +34,9 @@ def make_petastorm_dataset(reader: Any) -> Any:
     """Return a `tf.data.Dataset` of what a reader gives: named tuples of tensors, or dicts of them for an `NGram`.
 
     Shapes and dtypes are static, from the reader's schema; fields of free dimensions come with the shape of their row.
-    Iterating again, also after `break`, begins the reader's next pass. `reader.state_dict()` tells what has come out of
-    this dataset; stages behind it that run ahead (`prefetch`, a parallel `map`) have taken more than came out of them.
-    So that none does unasked, maps behind it are parallel only where they have `num_parallel_calls`.
+    Iterating again, also after `break`, begins the reader's next pass. `reader.state_dict()` covers what has come out
+    of this dataset; later stages that run ahead (`prefetch`, a parallel `map`) have taken more than came out of them.
+    Therefore maps behind it are parallel only if they have `num_parallel_calls`.
 
     The dataset is a `tensorflow.compat.v1.data.Dataset`, which is a `tf.data.Dataset` too: it has
     `make_one_shot_iterator()`, `make_initializable_iterator()`, `output_shapes`, `output_types` and `output_classes`,
@@ -63,12 +63,12 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
         min_after_dequeue: Rows that stay in the queue, so that it mixes well.
 
     Raises:
-        RuntimeError: There is no graph: evaluated at once, the tensors would be one row for ever.
+        RuntimeError: There is no graph: evaluated at once, the tensors would be one row forever.
     """
     tf = tensorflow_module()
     if reader.batched_output and shuffling_queue_capacity:
         raise ValueError(
-            "shuffling_queue_capacity does not go with a reader of batches: a queue would shuffle whole batches; use "
+            "shuffling_queue_capacity needs a reader of rows: of batches a queue would shuffle whole batches; use "
             "shuffle_rows=True of make_batch_reader"
         )
     if tf.executing_eagerly():

@@ -112,7 +112,7 @@ class WeightedSamplingReader:
             raise StopIteration
         try:
             item = self._takes[index]()
-        except StopIteration:  # a reader that cannot tell how much it has left
+        except StopIteration:  # of a reader without a length
             deck.ran_out(index)
             self._over = True
             raise

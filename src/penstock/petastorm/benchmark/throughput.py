@@ -33,7 +33,7 @@ class WorkerPoolType(Enum):
 
 
 class ReadMethod(Enum):
-    """How rows are asked for: by iterating over the reader, or over a `tf.data.Dataset` of it."""
+    """How rows are read: by iterating over the reader, or over a `tf.data.Dataset` of it."""
 
     TF = "tf"
     PYTHON = "python"
@@ -46,7 +46,7 @@ class MemoryInfo(NamedTuple):
     """Memory of the process."""
 
     rss: int
-    """Bytes in memory; the most there were so far, where the system tells no more (0: it tells nothing)."""
+    """Bytes in memory; the peak so far where the system reports only that, 0 where it reports nothing."""
 
 
 class BenchmarkResult(NamedTuple):
@@ -136,7 +136,7 @@ def _memory_bytes() -> int:
 
 
 def _peak_bytes() -> int:
-    """Return the most memory the process has had, by the standard library alone; 0 on Windows, which tells nothing."""
+    """Return the peak memory of the process, by the standard library alone; 0 on Windows, which does not report it."""
     import sys
 
     try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def files_at(
     dataset_url_or_urls: Any, *, storage_options: Mapping[str, Any] | None = None, filesystem: Any = None
 ) -> list[DataFile]:
-    """Return the data files at a URL or at several; ValueError for what is no URL."""
+    """Return the data files at a URL or at several; ValueError for anything that is not a URL."""
     urls = _urls(dataset_url_or_urls, filesystem)
     return find_files(urls, storage_options=storage_options, filesystem=filesystem)
 

@@ -1,4 +1,4 @@
-"""The schema and the row groups of a dataset, asked for without reading it; and the block in which Spark writes one.
+"""Schema and row groups of a dataset, from its metadata; and the context in which Spark writes a dataset.
 
 On top of `penstock.dataset` and `penstock.spark`; `make_reader` does not come through here. `dataset` may be a URL, a
 `penstock.Dataset` or a pyarrow dataset (see `_datasets`). Pickles that Petastorm stored are read without running them.
@@ -76,7 +76,7 @@ def get_schema_from_dataset_url(
 
     Raises:
         PetastormMetadataError: None is stored (plain Parquet, which `make_batch_reader` reads), or it is damaged.
-        ValueError: What is given is no URL, or has no scheme.
+        ValueError: Not a URL, or a URL without a scheme.
     """
     return _schema(files_at(dataset_url_or_urls, storage_options=storage_options, filesystem=filesystem))
 

@@ -35,7 +35,7 @@ def generate_petastorm_metadata(  # noqa: PLR0913 - Petastorm's signature
 ) -> None:
     """Store the schema of a dataset in its `_common_metadata`, replacing that file in one step.
 
-    Reads the footers of all files once. Stored are the schema, as JSON of ours and as Petastorm's pickle, and the
+    Reads the footers of all files once. Stores the schema, as Penstock's JSON and as Petastorm's pickle, and the
     numbers of row groups that Petastorm needs. Row-group indexes stay while the files are those that they were built
     from, else they are removed; other entries stay.
 
@@ -73,7 +73,7 @@ def _locate(dotted: str) -> Unischema:
     except (ImportError, AttributeError, ValueError) as error:
         raise PetastormMetadataGenerationError(f"cannot find the schema {dotted!r}: {error}") from error
     if not isinstance(found, Unischema):
-        raise PetastormMetadataGenerationError(f"{dotted} is no Unischema but {type(found).__name__}")
+        raise PetastormMetadataGenerationError(f"{dotted} is not a Unischema but a {type(found).__name__}")
     return found
 
 

@@ -1,6 +1,6 @@
 """Petastorm's `petastorm.etl.rowgroup_indexing`: build row-group indexes, with or without Spark, and read them.
 
-Indexes are stored in `_common_metadata` as JSON of ours; those that Petastorm stored are read, too. Work on one row
+Indexes are stored in `_common_metadata` as JSON; indexes that Petastorm stored are read, too. Work on one row
 group is in `dataset/index_build.py`; here it is spread over threads or Spark. Imports no Spark: takes what it is given.
 """
 

@@ -41,7 +41,7 @@ class BatchingTableQueue:
         self._num_rows += table.num_rows
 
     def empty(self) -> bool:
-        """Tell whether fewer rows than one batch are left; those wait for more."""
+        """Return whether fewer rows than one batch are left; those wait for more."""
         return self._num_rows < self._batch_size
 
     def get(self) -> pa.Table:

@@ -36,7 +36,7 @@ class NoopShufflingBuffer:
         return True
 
     def can_retrieve(self) -> bool:
-        """Tell whether an item is there."""
+        """Return whether there is an item."""
         return bool(self._items)
 
     @property
@@ -94,11 +94,11 @@ class RandomShufflingBuffer:
         return self._items.pop()
 
     def can_add(self) -> bool:
-        """Tell whether there is room, and `finish` was not called."""
+        """Return whether there is room, and `finish` was not called."""
         return len(self._items) < self._capacity and not self._finished
 
     def can_retrieve(self) -> bool:
-        """Tell whether enough items are in to take one."""
+        """Return whether there are enough items to take one."""
         return len(self._items) >= (1 if self._finished else max(1, self._least))
 
     @property

@@ -36,7 +36,7 @@ class Settings:
                 f"parquet_row_group_size_bytes must be a whole number, at least 1; got {row_group_bytes!r}"
             )
         if codec in _NO_PARQUET_CODECS:
-            raise RuntimeError(f"{codec!r} is no codec of Parquet; compression_codec is one of {_listed(CODECS)}")
+            raise RuntimeError(f"{codec!r} is not a codec of Parquet; compression_codec is one of {_listed(CODECS)}")
         if codec is not None and str(codec).lower() not in CODECS:
             raise RuntimeError(f"compression_codec must be None or one of {_listed(CODECS)}; got {codec!r}")
         if dtype not in DTYPES:
@@ -77,7 +77,7 @@ def _converted(field: Any, dtype: str | None) -> Any:
 
 
 def is_vector(kind: Any) -> bool:
-    """Tell whether a column's type is that of vectors, of `pyspark.ml` or of `pyspark.mllib`."""
+    """Return whether a column holds vectors of `pyspark.ml` or `pyspark.mllib`."""
     return type(kind).__name__ == "VectorUDT"
 
 
@@ -116,7 +116,7 @@ def write(df: Any, url: str, settings: Settings) -> Mapping[str, int]:
 
 
 def _observing(df: Any) -> tuple[Any, Callable[[], dict[str, int]]]:
-    """Return the DataFrame with a look at the lengths of its arrays, and the function that tells them afterwards."""
+    """Return the DataFrame with the lengths of its arrays observed, and the function that returns them afterwards."""
     from pyspark.sql import Observation, functions
     from pyspark.sql.types import ArrayType
 

@@ -68,7 +68,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_shards(options: Mapping[str, Any], stacklevel: int) -> None:
-    """Warn where the given shard is not the rank of this process, as far as that can be found."""
+    """Warn if the given shard is not the rank of this process, where that is known."""
     try:
         found = find_rank()
     except PlanError:  # variables without a meaning: the reader does not use them

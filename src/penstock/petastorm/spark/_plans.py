@@ -1,9 +1,8 @@
-"""Whether two DataFrames have the same rows, as far as Spark's plans and the files below them tell.
+"""Decide whether two DataFrames have the same rows, from Spark's plans and the files that they read.
 
-Equal plans alone do not do: the files that a plan reads may have changed, a table may have a new version, and
-`current_timestamp()` gives another time. So a plan counts as known only where everything it reads can be told apart by
-what is compared here; for any other the answer is a reason, and the caller materialises anew. Needs Spark's JVM beside
-this process: there is none with Spark Connect.
+Equal plans are not enough: the files that a plan reads may have changed, a table may have a new version, and
+`current_timestamp()` returns another time. Only plans whose inputs can be compared are known; for others
+UnknownPlanError says why, and the caller writes the rows again. Needs Spark's JVM, which Spark Connect does not have.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FIXED = {"LocalRelation", "LogicalRDD", "OneRowRelation", "Range"}
-"""Leaves whose rows are part of the plan, or those of one and the same RDD."""
+"""Leaves whose rows are part of the plan, or come from one RDD."""
 _REFERENCES = {"CTERelationRef"}
 """Leaves that stand for another part of the plan."""
 _LISTINGS = {"CatalogFileIndex", "InMemoryFileIndex"}
@@ -36,14 +35,14 @@ class FramePlan:
     """Name and type of every column: to Spark results are the same whatever their columns are called."""
 
     def same(self, other: FramePlan) -> bool:
-        """Tell whether both give the same rows, under the same names; asks Spark's JVM."""
+        """Return whether both give the same rows, under the same names; calls Spark's JVM."""
         alike = self.application == other.application and self.files == other.files
         alike = alike and self.columns == other.columns
         return alike and bool(self.optimized.sameResult(other.optimized))
 
 
 class UnknownPlanError(Exception):
-    """It cannot be told whether another DataFrame has the same rows; the message says why."""
+    """Whether another DataFrame has the same rows is not known; the message says why."""
 
 
 def plan_of(df: Any) -> FramePlan:

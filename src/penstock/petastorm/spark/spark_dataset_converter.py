@@ -44,22 +44,22 @@ def make_spark_converter(
     """Write a DataFrame as Parquet and return the converter that makes loaders of it.
 
     The files go below the folder that Spark's setting `petastorm.spark.converter.parentCacheDirUrl` names. They are
-    used again for a DataFrame of the same plan and settings as long as what it reads has not changed; where that
-    cannot be told (Delta tables, JDBC, `rand()`, Spark Connect) they are written anew. They are deleted by `delete`,
-    and at the end of the process.
+    reused for a DataFrame of the same plan and settings as long as what it reads has not changed; where that is not
+    known (Delta tables, JDBC, `rand()`, Spark Connect) they are written again. They are deleted by `delete`, and at the
+    end of the process.
 
     Args:
         df: A DataFrame, or the URL or path of a folder of Parquet files: that is read as it is and never deleted, and
             needs neither Spark nor the setting.
-        parquet_row_group_size_bytes: Bytes of a row group in memory. What is shuffled and dealt out are rows.
+        parquet_row_group_size_bytes: Bytes of a row group in memory. Shards and shuffling go by rows.
         compression_codec: None for no compression, "snappy", "gzip", "lz4" or "zstd".
         dtype: Precision of floating-point columns and of arrays and vectors of such: "float32", "float64", or None to
             leave it.
         storage_options: Passed to fsspec where files are listed, read and deleted; pickled with the converter.
 
     Raises:
-        ValueError: The setting is missing or no URL, a dtype that is none, a stream.
-        RuntimeError: A codec that is none, or files that cannot be seen from here.
+        ValueError: The setting is missing or not a URL, an unknown dtype, or a streaming DataFrame.
+        RuntimeError: An unknown codec, or files that this process cannot see.
     """
     settings = Settings.checked(parquet_row_group_size_bytes, compression_codec, dtype)
     if isinstance(df, str | os.PathLike):
@@ -185,7 +185,7 @@ class SparkDatasetConverter:
         Args:
             batch_size: Rows of a batch; 32. The last batch of a pass may have fewer.
             prefetch: Batches that TensorFlow makes ahead; None leaves that to it, 0 for none.
-            num_epochs: Epochs of one iteration; None for ever, with a warning: give `steps_per_epoch` to Keras then.
+            num_epochs: Epochs of one iteration; None: endless, with a warning: give `steps_per_epoch` to Keras then.
             workers_count: Threads of the reader; 4.
             shuffling_queue_capacity: More than 0: all rows are shuffled, within a window of memory.
             petastorm_reader_kwargs: Arguments of `make_batch_reader`: `seed`, `cur_shard`, `transform_spec`, ...
@@ -209,7 +209,7 @@ class SparkDatasetConverter:
 
         Args:
             batch_size: Rows of a batch. The last batch of a pass may have fewer.
-            num_epochs: Epochs of one pass; None for ever, with a warning.
+            num_epochs: Epochs of one pass; None: endless, with a warning.
             workers_count: Threads of the reader; 4.
             shuffling_queue_capacity: More than 0: all rows are shuffled, within a window of memory.
             data_loader_fn: Makes the loader, with `reader`, `batch_size` and `shuffling_queue_capacity`; None for
@@ -231,7 +231,7 @@ class SparkDatasetConverter:
         if num_epochs is None and not self.dataset_size:
             raise PlanError(
                 f"the DataFrame of this converter has no rows ({self.cache_dir_url}), and num_epochs=None would wait "
-                "for a batch for ever; look at what it was made of, or give num_epochs=1, which ends at once"
+                "for a batch forever; look at what it was made of, or give num_epochs=1, which ends at once"
             )
         self._warn_if_endless(num_epochs, size, more.get("shard_count"))
         options: dict[str, Any] = {"num_epochs": num_epochs, "workers_count": _WORKERS if workers is None else workers}
@@ -247,7 +247,7 @@ class SparkDatasetConverter:
         self._warned = True
         shards = "" if shard_count is None else f", shard_count={shard_count}"
         warnings.warn(
-            "num_epochs=None gives batches for ever: give num_epochs=1, or stop after "
+            "num_epochs=None gives batches forever: give num_epochs=1, or stop after "
             f"converter.steps_per_epoch({size}{shards}) = {self.steps_per_epoch(size, shard_count=shard_count or 1)} "
             "batches, in Keras with model.fit(dataset, steps_per_epoch=...)",
             PenstockWarning,

@@ -1,4 +1,4 @@
-"""How the commands of this package end when what they were asked for cannot be done: one line, no traceback.
+"""Ends the commands of this package with one line instead of a traceback when an operation fails.
 
 Wraps the work of a `main`. What a user can mend (no such dataset, a wrong URL or schema, a missing library, a folder
 that is there already) goes to stderr in one line with exit status 1; wrong arguments are argparse's, with status 2.

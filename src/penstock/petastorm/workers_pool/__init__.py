@@ -1,4 +1,4 @@
-"""Petastorm's worker pools, as far as programs name them: what pool a `Reader` is to use, and two exceptions.
+"""Petastorm's worker pools, as names: which pool a `Reader` uses, and two exceptions.
 
 The pools are those of Penstock's engine; the classes here only say which one and how many workers.
 """

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.row_values import only_value
 from penstock.dataset import Selection, open_parquet, pick_columns
 from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
@@ -305,7 +306,7 @@ class Dataset:
         if isinstance(index, bool | np.bool_):
             raise TypeError(f"ds[...] takes numbers of rows; got {index}")
         batch = self.take([operator.index(index)])
-        return {name: _value(values) for name, values in batch.items()}
+        return {name: only_value(values) for name, values in batch.items()}
 
     def take(self, indices: Iterable[int]) -> Batch:
         """Return these rows as one batch, in the order given; reads each row group concerned once.
@@ -337,7 +338,7 @@ class Dataset:
         with self.loader(batch_size=_ITER_ROWS, rank=0, world=1) as loader:
             for batch in loader:
                 for row in range(len(next(iter(batch.values())))):
-                    yield {name: _value(values[row : row + 1]) for name, values in batch.items()}
+                    yield {name: only_value(values[row : row + 1]) for name, values in batch.items()}
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -575,13 +576,3 @@ def loader_for(  # noqa: PLR0913 -- what the factories of frameworks were given
 def make_loader(ds: Dataset, options: LoaderOptions, make: Make, items: Grouping) -> Loader:
     """Return a loader of other things than batches of rows, for the faces of this library."""
     return Loader(ds._facts(items), options, make)
-
-
-def _value(values: Any) -> Any:
-    """Return the only row of a column as a value: None where it is null."""
-    one = values[0]
-    if one is np.ma.masked:
-        return None
-    if isinstance(one, np.ma.MaskedArray) and isinstance(values, np.ndarray):  # a list has None for its null rows
-        return one.data if not np.ma.is_masked(one) else None if one.mask.all() else one
-    return one

@@ -30,6 +30,16 @@ def row_values(column: Column) -> list[Any]:
     return [None if null else (one if np.ma.is_masked(one) else one.data) for one, null in rows]
 
 
+def only_value(values: Any) -> Any:
+    """Return the value of a column of one row; None if it is null."""
+    one = values[0]
+    if one is np.ma.masked:
+        return None
+    if isinstance(one, np.ma.MaskedArray) and isinstance(values, np.ndarray):  # a list has None for its null rows
+        return one.data if not np.ma.is_masked(one) else None if one.mask.all() else one
+    return one
+
+
 def null_rows(column: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which rows of a stacked column are null: those with elements all of which are masked."""
     hidden = np.ma.getmaskarray(column).reshape(len(column), -1)

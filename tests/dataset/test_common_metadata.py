@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from penstock.dataset.catalog import find_files
 from penstock.dataset.common_metadata import read_common_metadata, replace_file, update_common_metadata
-from penstock.dataset.discover import find_files
 from penstock.errors import BadFile
 from tests.dataset.make import write_ids
 

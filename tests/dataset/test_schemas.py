@@ -11,8 +11,8 @@ import pytest
 import penstock
 from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.dataset import open_parquet
-from penstock.dataset.agree import same_values
-from penstock.dataset.fields import Known, decide_columns
+from penstock.dataset.resolve_schema import Known, decide_columns
+from penstock.dataset.unify_types import same_values
 from penstock.errors import BadFile, CodecError, ColumnNotFound, MetadataError, SchemaError, UnsupportedType
 from penstock.petastorm.etl.dataset_metadata import get_schema
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY, schema_to_json

@@ -16,8 +16,8 @@ from pyarrow.fs import LocalFileSystem
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
+from penstock.dataset.catalog import find_files
 from penstock.dataset.common_metadata import update_common_metadata
-from penstock.dataset.discover import find_files
 from penstock.doctor import rewrite
 from penstock.errors import BadFile, DatasetExists, DatasetIncomplete, PlanError
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY

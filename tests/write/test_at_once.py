@@ -15,7 +15,7 @@ import pytest
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
 import penstock
-from penstock.dataset.incomplete import hidden_folders
+from penstock.dataset.write_markers import hidden_folders
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound
 from penstock.storage import locks as locks_module
 from penstock.storage import publish as publish_module

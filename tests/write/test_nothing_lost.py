@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.dataset.incomplete import this_process
+from penstock.dataset.write_markers import this_process
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, StateMismatch
 from penstock.storage import publish as publish_module
 from penstock.write import staging as stage_module

@@ -16,7 +16,7 @@ from penstock.dataset.read import FileTouched
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.dataset.read import RowGroup
+    from penstock.dataset.read import StoredRowGroup
     from penstock.storage.cache import ChunkCache
     from penstock.storage.ranges import Range
 
@@ -29,7 +29,7 @@ class CachedFiles:
     _digests: dict[int, bytes] = field(default_factory=dict)
     """What tells a file from all others, once it was looked at: a digest of place, size, version and footer."""
 
-    def open(self, group: RowGroup, names: Sequence[str]) -> Any:
+    def open(self, group: StoredRowGroup, names: Sequence[str]) -> Any:
         """Return a file that has these columns of the row group at hand, to be read by pyarrow and closed.
 
         Reads from the store only what the cache lacks.
@@ -48,12 +48,12 @@ class CachedFiles:
             raise
         return group.over({start: buffer for (start, _), buffer in zip(ranges, data, strict=True)})
 
-    def forget(self, group: RowGroup, names: Sequence[str]) -> None:
+    def forget(self, group: StoredRowGroup, names: Sequence[str]) -> None:
         """Drop these columns of the row group from the cache: they could not be decoded."""
         for key in self._wanted(group, names):
             self.cache.drop(key)
 
-    def _wanted(self, group: RowGroup, names: Sequence[str]) -> dict[str, Range]:
+    def _wanted(self, group: StoredRowGroup, names: Sequence[str]) -> dict[str, Range]:
         """Return the keys of these columns, and where their bytes lie."""
         digest, leaves = self._look(group), group.footer.chunks.leaves
         wanted = {}
@@ -62,7 +62,7 @@ class CachedFiles:
             wanted[hashlib.blake2b(digest + place, digest_size=16).hexdigest()] = start, stop
         return wanted
 
-    def _look(self, group: RowGroup) -> bytes:
+    def _look(self, group: StoredRowGroup) -> bytes:
         """Return what tells this file from all others; asks the store once for each file."""
         digest = self._digests.get(id(group.file))  # the dataset holds its files as long as this object
         if digest is None:

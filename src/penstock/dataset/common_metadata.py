@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dataset.discover import DataFile, Root
+from penstock.dataset.catalog import DataFile, Root
 from penstock.dataset.footers import read_footer
 from penstock.storage.publish import put, remove
 from penstock.storage.store import has_file

@@ -22,7 +22,7 @@ from penstock.schema.arrow import flatten_structs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.dataset.read import RowGroup
+    from penstock.dataset.read import StoredRowGroup
 
 _SLICE_ROWS = 1024
 _MOST_OF_AN_ARRAY = 1 << 30
@@ -42,7 +42,7 @@ class MemoryLimit:
 class Measure:
     """Adds up the bytes of a row group's columns as they become known."""
 
-    def __init__(self, group: RowGroup, limit: MemoryLimit) -> None:
+    def __init__(self, group: StoredRowGroup, limit: MemoryLimit) -> None:
         self._group = group
         self._limit = limit.num_bytes
         self._bytes = 0.0
@@ -80,7 +80,7 @@ class Unknown:
     measure: Measure
 
 
-def unknown_sizes(group: RowGroup, names: Sequence[str]) -> Unknown | None:
+def unknown_sizes(group: StoredRowGroup, names: Sequence[str]) -> Unknown | None:
     """Count the columns whose size is in the footer, and return the others; None if all fit in any case.
 
     Raises:
@@ -132,7 +132,7 @@ def _slices(part: pa.DictionaryArray, lengths: Any) -> Iterator[pa.Array]:
         start = stop
 
 
-def in_slices(reader: Any, group: RowGroup, name: str, measure: Measure) -> pa.Table:
+def in_slices(reader: Any, group: StoredRowGroup, name: str, measure: Measure) -> pa.Table:
     """Read a column some rows at a time; `reader` gives text and binary inside it as dictionaries (`leaf_paths`).
 
     Raises:

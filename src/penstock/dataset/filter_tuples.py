@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import scalar_dtype
-from penstock.dataset.agree import decoded
+from penstock.dataset.unify_types import decoded
 from penstock.dataset.value_keys import NS_OF, key_of
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.dataset.catalog import MAGIC
 from penstock.dataset.column_chunks import ColumnChunks
-from penstock.dataset.discover import MAGIC
 from penstock.dataset.thrift import ThriftError
 from penstock.errors import BadFile, FileChanged, StoreError
 from penstock.storage.filesystem import is_utf8
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.dataset.discover import DataFile
+    from penstock.dataset.catalog import DataFile
 
 CACHE_BYTES = 64 << 20
 _LEAST_BYTES = 12

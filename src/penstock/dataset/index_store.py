@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.dataset.catalog import Root
 from penstock.dataset.common_metadata import COMMON_METADATA, read_common_metadata, update_common_metadata
-from penstock.dataset.discover import Root
 from penstock.dataset.index_indexers import NOT_NULL, FieldNotNullIndexer, SingleFieldIndexer, StoredIndexer
 from penstock.dataset.parquet import as_parquet
 from penstock.errors import MetadataError, SchemaError

@@ -20,15 +20,15 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import leaf_of
-from penstock.dataset.agree import cast_column, check_agreement, decoded, merge_schemas, same_values
-from penstock.dataset.discover import DataFile, Root, find_files, threads_for
+from penstock.dataset.catalog import DataFile, Root, find_files, threads_for
 from penstock.dataset.expand import MemoryLimit
-from penstock.dataset.fields import Columns, Known, check_stored, decide_columns, naming_file
 from penstock.dataset.footers import FooterCache, read_footer
 from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value, python_values
-from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, RowGroup, read_columns
+from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, StoredRowGroup, read_columns
+from penstock.dataset.resolve_schema import Columns, Known, check_stored, decide_columns, naming_file
 from penstock.dataset.scan import Scan, rows_of, scan_files
 from penstock.dataset.sizes import fixed_bytes, variable_bytes
+from penstock.dataset.unify_types import cast_column, check_agreement, decoded, merge_schemas, same_values
 from penstock.errors import (
     BadFile,
     ColumnNotFound,
@@ -198,7 +198,7 @@ class ParquetSource:
         stored = int(self._stored_bytes[chunk])
         return not varying or (stored > 0 and int(self.facts.chunk_rows[chunk]) * stored * len(varying) <= limit_bytes)
 
-    def _verify(self, group: RowGroup, chunk: int, columns: list[str]) -> pa.Table:
+    def _verify(self, group: StoredRowGroup, chunk: int, columns: list[str]) -> pa.Table:
         """Read columns, with their checksums where this is due."""
         if self.verify != "first":
             return read_columns(replace(group, verify=self.verify), columns)
@@ -233,7 +233,7 @@ class ParquetSource:
             raise self.row_group(chunk).bad(wrong, cure, column=name)
 
     def _cast(self, column: pa.ChunkedArray, chunk: int, field: pa.Field) -> pa.ChunkedArray:
-        """Cast a column whose type in this file differs from the dataset's but holds the same values (see `agree`).
+        """Cast a column whose type in this file differs from the dataset's but holds the same values.
 
         Checked here too: where `_metadata` spared reading the footers, opening has not compared them.
         """
@@ -248,12 +248,12 @@ class ParquetSource:
                 "out"
             ) from exc
 
-    def row_group(self, chunk: int) -> RowGroup:
+    def row_group(self, chunk: int) -> StoredRowGroup:
         """Return what is needed to read a chunk."""
         file, group = int(self.facts.chunk_file[chunk]), int(self.facts.chunk_part[chunk])
         size, num_rows = int(self.facts.file_bytes[file]), int(self.facts.chunk_rows[chunk])
         footer = self.footer(file)
-        return RowGroup(self.entries[file], size, footer, self.seen[file], group, num_rows, self._cached)
+        return StoredRowGroup(self.entries[file], size, footer, self.seen[file], group, num_rows, self._cached)
 
     def footer(self, file: int) -> Footer:
         """Return the footer of a file, from memory or read again.

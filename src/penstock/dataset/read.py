@@ -4,7 +4,7 @@
 it again, or asks `cached` where the dataset has a cache. One `ParquetFile` for each call, since they are not safe for
 threads. Decodes no cells.
 
-After a read the file is compared with the one whose footer was read (`RowGroup.check`): bytes of a file that was
+After a read the file is compared with the one whose footer was read (`StoredRowGroup.check`): bytes of a file that was
 written again since would be decoded by a footer that does not describe them.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.dataset.cached import CachedFiles
-    from penstock.dataset.discover import DataFile
+    from penstock.dataset.catalog import DataFile
     from penstock.dataset.expand import MemoryLimit, Unknown
     from penstock.dataset.footers import Footer, Seen
     from penstock.storage.ranges import Range
@@ -49,7 +49,7 @@ class FileTouched(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroup:
+class StoredRowGroup:
     """One row group to be read."""
 
     file: DataFile
@@ -173,7 +173,7 @@ class RowGroup:
         return f"{self.file.path}, row group {self.index}"
 
 
-def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
+def read_columns(group: StoredRowGroup, names: Sequence[str]) -> pa.Table:
     """Return the columns, leaves of structs by path, in the order asked for.
 
     Costs one open and one read for each column; only the leaves asked for are read.
@@ -202,7 +202,7 @@ def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
     return table
 
 
-def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
+def _read(group: StoredRowGroup, names: Sequence[str]) -> pa.Table:
     unknown = None if group.limit is None else unknown_sizes(group, names)
     if unknown is not None:
         return _read_unknown(group, names, unknown)
@@ -215,7 +215,7 @@ def _read(group: RowGroup, names: Sequence[str]) -> pa.Table:
     return table.select(names)
 
 
-def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa.Table:
+def _read_unknown(group: StoredRowGroup, names: Sequence[str], unknown: Unknown) -> pa.Table:
     """Read columns some of which may be too large for memory."""
     at_once = [name for name in names if name not in unknown.sliced]
     dictionaries = [*unknown.flat, *leaf_paths(group, unknown.sliced)]
@@ -231,7 +231,7 @@ def _read_unknown(group: RowGroup, names: Sequence[str], unknown: Unknown) -> pa
     return pa.table({name: columns[name] for name in names})
 
 
-def _reader(group: RowGroup, stream: Any, **more: Any) -> pq.ParquetFile:
+def _reader(group: StoredRowGroup, stream: Any, **more: Any) -> pq.ParquetFile:
     options = {**READ_OPTIONS, **verifying(verify=group.verify), **more}
     return pq.ParquetFile(stream, metadata=group.footer.arrow, **options)
 
@@ -241,7 +241,7 @@ def verifying(*, verify: bool) -> dict[str, bool]:
     return {"page_checksum_verification": True} if verify and CAN_VERIFY else {}
 
 
-def _explain(group: RowGroup, names: Sequence[str], cause: Exception) -> BadFile:
+def _explain(group: StoredRowGroup, names: Sequence[str], cause: Exception) -> BadFile:
     """Read column by column to find the guilty one."""
     for name in names:
         try:

@@ -1,6 +1,6 @@
 """Read what all footers say, once: rows of every row group, the schemas that occur, which files are bad.
 
-Between `discover`, which finds the files, and `parquet`, which makes a dataset of them. Works in a few threads and
+Between `catalog`, which finds the files, and `parquet`, which makes a dataset of them. Works in a few threads and
 keeps small facts of every file; the footers themselves go to a bounded cache. Reads no data pages.
 """
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.dataset.discover import DataFile, Root, threads_for
+from penstock.dataset.catalog import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, FooterSummary, Seen, bad_file, read_footer
 from penstock.errors import BadFile, CodecError, FileChanged, MetadataError, PenstockError, StoreError
 from penstock.halt import until
@@ -214,10 +214,6 @@ def scan_files(files: list[DataFile], *, on_error: str, stored_schemas: bool, vi
     return _collect(scanner)
 
 
-def _second(pair: tuple[Any, int]) -> int:
-    return pair[1]
-
-
 def _collect(scanner: _Scanner) -> Scan:
     good = sorted(scanner.rows)
     cache = scanner.cache
@@ -236,7 +232,9 @@ def _collect(scanner: _Scanner) -> Scan:
         seen={new: scanner.seen[old] for new, old in enumerate(good) if old in scanner.seen},
         rows=[scanner.rows[index] for index in good],
         stored_bytes=[scanner.stored_bytes[index] for index in good],
-        schemas=[(schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=_second)],
+        schemas=[
+            (schema, scanner.files[index].path) for schema, index in sorted(scanner.schemas, key=lambda pair: pair[1])
+        ],
         metadata=(scanner.base and scanner.base.arrow.metadata) or {},
         stored=[(schema, scanner.files[index].path) for schema, _, index in stored],
         partition_types=[(types, scanner.files[index].path) for _, types, index in stored],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.dataset.read import RowGroup
+    from penstock.dataset.read import StoredRowGroup
 
 _WHOLE_BYTES = 16 << 20
 """Columns up to this size are measured whole."""
@@ -61,7 +61,7 @@ def _width(arrow_type: pa.DataType) -> float | None:
         return None
 
 
-def known_bytes(group: RowGroup, name: str) -> float | None:
+def known_bytes(group: StoredRowGroup, name: str) -> float | None:
     """Return the bytes that a column of varying width takes in memory, if the footer states them, else None.
 
     Raises:
@@ -72,7 +72,7 @@ def known_bytes(group: RowGroup, name: str) -> float | None:
     return None if math.isnan(known) else known
 
 
-def variable_bytes(group: RowGroup, name: str) -> float:
+def variable_bytes(group: StoredRowGroup, name: str) -> float:
     """Return the bytes of one row of a column of varying width, judged by one row group.
 
     A damaged one is judged by its footer. A store that fails is an error: guessing on one rank only would give that
@@ -96,13 +96,13 @@ def variable_bytes(group: RowGroup, name: str) -> float:
         return footer + VALIDITY_BYTES  # damaged: to be met where it is read, not where it is weighed
 
 
-def _weigh(group: RowGroup, name: str, footer: float) -> float:
+def _weigh(group: StoredRowGroup, name: str, footer: float) -> float:
     if footer * group.num_rows <= _WHOLE_BYTES:
         return _measure(group, name, group.num_rows)
     return max(footer, _measure(group, name, _SAMPLE_ROWS))
 
 
-def _measure(group: RowGroup, name: str, num_rows: int) -> float:
+def _measure(group: StoredRowGroup, name: str, num_rows: int) -> float:
     """Return the bytes of a row of the column as it is read, by its first rows.
 
     Text and binary that may be large are read as dictionaries: one long word may expand to gigabytes. The result equals
@@ -125,7 +125,7 @@ def _measure(group: RowGroup, name: str, num_rows: int) -> float:
         return float(batch.nbytes) / float(batch.num_rows)
 
 
-def _flat_type(group: RowGroup, name: str) -> pa.DataType | None:
+def _flat_type(group: StoredRowGroup, name: str) -> pa.DataType | None:
     """Return the type as which a column of text or binary is read; None if it is another, or inside a struct."""
     schema = group.footer.arrow.schema.to_arrow_schema()
     kind = schema.field(name).type if name in schema.names else pa.null()
@@ -143,7 +143,7 @@ def _expanded_bytes(column: pa.Array, kind: pa.DataType) -> float:
     return float(data + (8 if wide else 4) * len(column) + validity)
 
 
-def leaf_paths(group: RowGroup, names: Sequence[str]) -> list[str]:
+def leaf_paths(group: StoredRowGroup, names: Sequence[str]) -> list[str]:
     """Return the paths of the text and binary inside columns, for pyarrow's `read_dictionary`."""
     chunks = group.footer.chunks
     leaves = [chunks.leaves[index] for name in names for index in chunks.below(name)]
@@ -182,20 +182,20 @@ def value_lengths(column: pa.DictionaryArray) -> NDArray[np.int64]:
     return found
 
 
-def _slices(stream: Any, group: RowGroup, name: str, num_rows: int, **more: Any) -> Any:
+def _slices(stream: Any, group: StoredRowGroup, name: str, num_rows: int, **more: Any) -> Any:
     # Through a buffer, so that the first rows do not cost the whole column.
     reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS, **more)
     return reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
 
 
-def _first(stream: Any, group: RowGroup, name: str, num_rows: int, **more: Any) -> Any:
+def _first(stream: Any, group: StoredRowGroup, name: str, num_rows: int, **more: Any) -> Any:
     batch = next(_slices(stream, group, name, num_rows, **more), None)
     if batch is None:
         raise pa.ArrowInvalid("no rows came")
     return batch
 
 
-def _open(group: RowGroup, name: str, num_rows: int) -> Any:
+def _open(group: StoredRowGroup, name: str, num_rows: int) -> Any:
     """Open the file; through the cache, and all of the column at once, only where the whole column is read anyway."""
     whole = num_rows == group.num_rows
     if group.cached is None or not whole:

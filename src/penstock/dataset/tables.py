@@ -1,7 +1,7 @@
 """Recognise tables of other formats, whose folders hold more rows than the table has, and refuse to open them.
 
 Delta, Iceberg and Hudi tables are Parquet files plus a log that says which of them, and which of their rows, belong to
-the table. Read as plain Parquet they give rows that were deleted or replaced. `discover` hands over the names that it
+the table. Read as plain Parquet they give rows that were deleted or replaced. `catalog` hands over the names that it
 has listed anyway, and asks for a look at folders above what it listed. Reads no log: only its presence counts.
 """
 

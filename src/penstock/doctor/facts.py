@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.dataset.catalog import find_files
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, read_common_metadata
-from penstock.dataset.discover import find_files
 from penstock.dataset.footers import read_footer
 from penstock.dataset.scan import rows_of, scan_files
 from penstock.errors import BadFile
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.dataset.discover import DataFile
+    from penstock.dataset.catalog import DataFile
     from penstock.dataset.footers import Footer
     from penstock.dataset.scan import Scan
 
@@ -178,7 +178,7 @@ def _with_side_files(good: list[FileFacts], bad: list[tuple[str, str]], first: D
 
 
 def _summary_rows(first: DataFile) -> dict[str, list[int]]:
-    from penstock.dataset.discover import DataFile
+    from penstock.dataset.catalog import DataFile
 
     try:
         footer, _ = read_footer(DataFile(first.root, SUMMARY_METADATA, None))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyarrow.fs import FileType, LocalFileSystem
 
+from penstock.dataset.catalog import find_files
 from penstock.dataset.common_metadata import update_common_metadata
-from penstock.dataset.discover import find_files
 from penstock.dataset.index_store import INDEX_KEY
 from penstock.doctor.external_shuffle import Spill, shuffled
 from penstock.doctor.stored import StoredRows

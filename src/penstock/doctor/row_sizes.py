@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.dataset import as_parquet
-from penstock.dataset.agree import decoded
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.sizes import fixed_bytes
+from penstock.dataset.unify_types import decoded
 from penstock.errors import StoreError
 from penstock.write.files import row_bytes as written_bytes
 

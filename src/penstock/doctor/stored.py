@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.dataset import open_parquet
-from penstock.dataset.agree import cast_column, decoded, merge_schemas
+from penstock.dataset.catalog import find_files
 from penstock.dataset.common_metadata import read_common_metadata
-from penstock.dataset.discover import find_files
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.partitions import other_value
-from penstock.dataset.read import FileTouched, RowGroup, verifying
+from penstock.dataset.read import FileTouched, StoredRowGroup, verifying
+from penstock.dataset.unify_types import cast_column, decoded, merge_schemas
 from penstock.errors import BadFile, StoreError
 from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
@@ -99,7 +99,7 @@ class StoredRows:
 
     def _of_file(self, file: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
         footer, size = self.source.footer(file), int(self.source.facts.file_bytes[file])
-        group = RowGroup(self._files[file], size, footer, self.source.seen[file], 0, 0)
+        group = StoredRowGroup(self._files[file], size, footer, self.source.seen[file], 0, 0)
         constants = {name: self.source.facts.constants[name][file] for name in self.partitions}
         try:
             with replace(group, watched=False).opened() as stream:
@@ -145,7 +145,7 @@ class StoredRows:
         return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=self.schema)
 
 
-def _check(group: RowGroup) -> None:
+def _check(group: StoredRowGroup) -> None:
     """Make sure that the file has the footer that it is read with."""
     with contextlib.suppress(FileTouched):
         group.check()

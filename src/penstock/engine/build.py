@@ -56,13 +56,15 @@ class Skipped:
     path: str
     """File it lies in."""
     row_group: int
-    """Row group of that file."""
+    """Number of its chunk within that file: of Parquet, the row group."""
     row: int
-    """Row of that row group."""
+    """Row of that chunk."""
     column: str
     """Column that could not be read or decoded."""
     reason: str
     """What was wrong."""
+    part_name: str
+    """The chunk in words, such as "row group 3"."""
 
 
 @dataclass(slots=True)
@@ -422,7 +424,7 @@ class Builder:
         else:
             column, reason = chunk.damaged[row]
         place = self._locate(chunk.index, row)
-        return Skipped(place.path, place.part, cast("int", place.row), column, reason)
+        return Skipped(place.path, place.part, cast("int", place.row), column, reason, place.part_name)
 
     def lost_error(self, lost: LostChunk) -> Exception:
         """Return the error of a chunk that could not be read, with its place."""
@@ -461,7 +463,8 @@ class Builder:
     def _skipped(self, span: Span, item: int, lost: Lost) -> Skipped:
         chunks, rows = span_rows(span)
         place = self._locate(int(chunks[item]), int(rows[item]))
-        return Skipped(place.path, place.part, cast("int", place.row), lost.column, lost.reason or "")
+        reason, row = lost.reason or "", cast("int", place.row)
+        return Skipped(place.path, place.part, row, lost.column, reason, place.part_name)
 
     def _where(self, part: _Part) -> str:
         """Name the rows of a batch for an error: the first few chunks and rows."""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def describe(facts: Facts, order: Order, cursor: Cursor, share: Share, options: LoaderOptions) -> Plan:
     """Return what `share.rank` will do from `cursor` on."""
-    sizes = Sizes(facts.row_bytes, facts.held_bytes, facts.decoded_bytes, options.shuffle_bytes)
+    sizes = Sizes(
+        facts.row_bytes, facts.held_bytes, facts.decoded_bytes, options.shuffle_bytes, facts.source.facts.part_noun
+    )
 
     def least(plan: EpochPlan) -> int:
         window_bytes = facts.items.visits(plan.visits).most_rows(facts.held_chunk_bytes)

@@ -114,7 +114,7 @@ class EngineStream(Stream[Batch]):
         if count > limit:
             raise DecodeError(
                 f"{count} row{'s' * (count > 1)} skipped, more than skip_limit={limit}; the last one in {last.path}, "
-                f"row group {last.row_group}, row {last.row}, column {last.column!r}: {last.reason}",
+                f"{last.part_name}, row {last.row}, column {last.column!r}: {last.reason}",
                 path=last.path, row_group=last.row_group, row=last.row, column=last.column,
             )  # fmt: skip
 

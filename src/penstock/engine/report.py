@@ -290,7 +290,7 @@ _ADVICE = {
     ),
     "room": (
         "{idle} of the {workers} workers' time was idle while you waited: raise memory_bytes, so that more is read and "
-        "made ahead, or write smaller row groups"
+        "made ahead, or write smaller chunks"
     ),
     "gather": (
         "picking single rows takes most: read fewer columns, use larger batches, or shuffle='groups' where that mixes "

@@ -186,7 +186,7 @@ FEW_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of a row in its three forms, and of the shuffle buffer."""
+    """Bytes of a row in its three forms and of the shuffle buffer, and the noun for advice."""
 
     row_bytes: float
     """All columns in memory as they are stored: what decides the lanes of a fresh run."""
@@ -196,13 +196,15 @@ class Sizes:
     """The columns of this run in a batch."""
     shuffle_bytes: int
     """The shuffle buffer of the whole job."""
+    part_noun: str
+    """What the source calls a chunk."""
 
 
 def advise(plan: EpochPlan, sizes: Sizes, *, read_factor: float, chunks_per_batch: float | None) -> tuple[str, ...]:
     """Return a sentence for each thing that could be better; none for an empty plan."""
     if not plan.num_items:
         return ()
-    found = [_reads(plan, sizes, read_factor), _mixing(plan, chunks_per_batch), _large_chunk(plan, sizes)]
+    found = [_reads(plan, sizes, read_factor), _mixing(plan, sizes, chunks_per_batch), _large_chunk(plan, sizes)]
     return tuple(text for text in found if text)
 
 
@@ -211,10 +213,10 @@ def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
         return None
     what = f"all ranks together read {read_factor:.2f} times the bytes needed"
     if plan.order.is_line:
-        return f"{what}: {plan.share.world} ranks share few chunks; write smaller row groups"
+        return f"{what}: {plan.share.world} ranks share few chunks; write smaller {sizes.part_noun}s"
     cure = fitting_lanes(plan, sizes)
     if cure is None or cure.factor > max(READ_FACTOR, WORTHWHILE * read_factor):
-        return f"{what}, and no number of lanes helps: write more and smaller row groups, or use fewer ranks"
+        return f"{what}, and no number of lanes helps: write more and smaller {sizes.part_noun}s, or use fewer ranks"
     text = f"{what}: {_why(plan)}; start the run with lanes={cure.lanes}"
     if cure.shuffle_bytes > sizes.shuffle_bytes:
         text += f" and shuffle_bytes={-(-cure.shuffle_bytes // (1 << 20))} << 20"
@@ -264,7 +266,7 @@ def _factor(plan: EpochPlan, sizes: Sizes, lanes: int) -> float:
     return count_reads(plan.counts, order=order, cursor=Cursor(0, position=0), share=plan.share).factor
 
 
-def _mixing(plan: EpochPlan, chunks_per_batch: float | None) -> str | None:
+def _mixing(plan: EpochPlan, sizes: Sizes, chunks_per_batch: float | None) -> str | None:
     lanes, block = plan.order.lanes or 1, plan.order.block or 1
     if chunks_per_batch is None or chunks_per_batch >= min(FEW_CHUNKS, plan.share.batch_size) - 0.5:
         return None
@@ -272,7 +274,7 @@ def _mixing(plan: EpochPlan, chunks_per_batch: float | None) -> str | None:
         return None  # a true permutation: nothing mixes better
     return (
         f"a batch draws from about {chunks_per_batch:.0f} chunks only, so its rows are poorly mixed: "
-        "write smaller row groups, or start the run with a larger shuffle_bytes or more lanes"
+        f"write smaller {sizes.part_noun}s, or start the run with a larger shuffle_bytes or more lanes"
     )
 
 
@@ -285,5 +287,5 @@ def _large_chunk(plan: EpochPlan, sizes: Sizes) -> str | None:
         return None
     return (
         f"a chunk of {largest:,} rows has {size:,} bytes, more than the whole shuffle buffer of "
-        f"{sizes.shuffle_bytes:,}: write smaller row groups or start the run with a larger shuffle_bytes"
+        f"{sizes.shuffle_bytes:,}: write smaller {sizes.part_noun}s or start the run with a larger shuffle_bytes"
     )

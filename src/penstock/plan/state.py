@@ -76,7 +76,7 @@ def check(  # noqa: PLR0913 -- the parts of a state
     `content` is compared where both sides have one.
     """
     if state.dataset != dataset:
-        raise _differs("dataset", state.dataset, dataset, "files, their sizes or rows per row group are not the same")
+        raise _differs("dataset", state.dataset, dataset, "files, their sizes or rows per chunk are not the same")
     if None not in (state.content, content) and state.content != content:
         raise _differs(
             "content",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.dataset.incomplete import read_json
+from penstock.dataset.write_markers import read_json
 from penstock.errors import DatasetIncomplete, SchemaError, TransformError
 from penstock.spark.arrays import slices, with_cells
 from penstock.spark.rows import encoded_rows

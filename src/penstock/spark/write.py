@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 import penstock.errors
-from penstock.dataset.incomplete import BEGIN
+from penstock.dataset.write_markers import BEGIN
 from penstock.errors import DatasetExists, PenstockError, PlanError, SchemaError
 from penstock.schema.arrow import arrow_schema
 from penstock.schema.unischema import Unischema

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.dataset.discover import threads_for
+from penstock.dataset.catalog import threads_for
 from penstock.errors import ColumnNotFound, DatasetNotFound, SchemaError, close_names
 from penstock.schema.arrow import infer_unischema
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dataset.incomplete import ALONE, SHARED, writers
+from penstock.dataset.write_markers import ALONE, SHARED, writers
 from penstock.errors import DatasetExists, DatasetIncomplete, DatasetNotFound, SchemaError, StateMismatch
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY, dump_row_group_counts, dump_unischema
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY

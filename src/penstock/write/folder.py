@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs import ScalarCodec, decoders
-from penstock.dataset.discover import threads_for
+from penstock.dataset.catalog import threads_for
 from penstock.errors import DatasetNotFound, PenstockWarning, PlanError, SchemaError, close_names
 from penstock.options import one_of
 from penstock.progress import progress

@@ -2,7 +2,7 @@
 
 `files` reports finished files, in order; this module forces them to disk and only then records them, in a thread of its
 own. A writer that resumes reads from here how many rows are safe and which files contain them; all other files are
-ignored. The names of the files are those of `dataset.incomplete`, which reads them for messages.
+ignored. The names of the files are those of `dataset.write_markers`, which reads them for messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.incomplete import BEGIN, DONE, checkpoints, read_json
+from penstock.dataset.write_markers import BEGIN, DONE, checkpoints, read_json
 from penstock.storage.publish import put_json, remove, sync_file, sync_folders
 
 if TYPE_CHECKING:

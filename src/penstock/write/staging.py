@@ -1,6 +1,6 @@
 """Where a dataset is while it is written: a hidden folder beside the target, or the target itself under a marker.
 
-Stands between `writer` and `target`: chooses the form (`dataset.incomplete` describes both), finds what an earlier
+Stands between `writer` and `target`: chooses the form (`dataset.write_markers` describes both), finds what an earlier
 writer left, and publishes or removes it. Cases:
 
 - success: the target is complete, nothing else is left;
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
-from penstock.dataset.incomplete import (
+from penstock.dataset.write_markers import (
     ALONE,
     BEGIN,
     JOURNAL,

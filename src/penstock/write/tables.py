@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import form_of, leaf_of
-from penstock.dataset.agree import decoded
+from penstock.dataset.unify_types import decoded
 from penstock.errors import SchemaError
 from penstock.write.casts import cast_column
 from penstock.write.cells import array_of, check_limits, encode_cell, refuse_names, refuse_null, refuse_nulls, wanted

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
-from penstock.dataset.incomplete import JOURNAL, MARKER, hidden_folders, hidden_name, note_path, read_json
+from penstock.dataset.write_markers import JOURNAL, MARKER, hidden_folders, hidden_name, note_path, read_json
 from penstock.errors import DatasetExists
 from penstock.storage.locks import mutex
 from penstock.storage.publish import can_rename, is_free, publish_folder, put_json, remove, temporary_of

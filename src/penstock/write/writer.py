@@ -18,7 +18,7 @@ import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.dataset.incomplete import writers
+from penstock.dataset.write_markers import writers
 from penstock.errors import InternalError, SchemaError, StateMismatch
 from penstock.progress import Progress
 from penstock.storage.filesystem import first_look, resolve

@@ -11,8 +11,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.api import Dataset
+from penstock.dataset.catalog import DataFile, find_files
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA
-from penstock.dataset.discover import DataFile, find_files
 from penstock.dataset.footers import read_footer
 from penstock.dataset.parquet import as_parquet, open_parquet
 from penstock.petastorm.fs_utils import checked_url, normalize_dataset_url_or_urls

@@ -19,7 +19,7 @@ from penstock.spark.materialize import PetastormMetadataGenerationError, materia
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.dataset.discover import DataFile
+    from penstock.dataset.catalog import DataFile
     from penstock.schema import Unischema
 
 __all__ = [

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileType, LocalFileSystem
 
-from penstock.dataset.incomplete import MARKER, refuse_block, refuse_hidden, refuse_marked, refuse_spark
 from penstock.dataset.tables import refuse_above, refuse_listed
+from penstock.dataset.write_markers import MARKER, refuse_block, refuse_hidden, refuse_marked, refuse_spark
 from penstock.errors import DatasetNotFound, FileChanged, StoreError
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
 from penstock.storage.faults import attempt

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.dataset.discover import find_files, root_folder
+from penstock.dataset.catalog import find_files, root_folder
 from penstock.errors import DatasetIncomplete, DatasetNotFound
 from tests.dataset.make import ids, write
 

@@ -1,7 +1,7 @@
 """The least work by hand for any dataset: read row groups in threads, turn columns into arrays in the shortest way.
 
-The yardstick of `measure`. It does not shuffle rows, build batches, keep an order, bound its memory or check what it
-reads, and hands nothing over: a loader that reaches 0.85 of it spends 15% on all of that. Takes an open dataset for its
+The reference of `measure`. It does not shuffle rows, build batches, keep an order, bound its memory or check what it
+reads, and delivers nothing: a loader that reaches 0.85 of it spends 15% on all of that. Takes an open dataset for its
 list of files and footers, and reads them with pyarrow itself.
 """
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     Work = Callable[[Any], None]
 
 _LIMIT_ROWS = 64
-"""Pictures are decoded into fresh arrays of so many, as a batch of them would be."""
+"""Images are decoded into fresh arrays of this many, like a batch."""
 
 
 class Limit:
-    """Reads a dataset over and over, for a given time, with as little work as possible."""
+    """Reads a dataset repeatedly, for a given time, with as little work as possible."""
 
     def __init__(self, dataset: Dataset, workers: int) -> None:
         self._source = as_parquet(dataset.source)
@@ -57,7 +57,7 @@ class Limit:
         return "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items()) or "nothing is stored to read"
 
     def run(self, seconds: float, tick: Callable[[], None]) -> tuple[int, float]:
-        """Read for about so long and return rows and seconds; `tick` is called now and then by the caller's thread."""
+        """Read for about this long and return rows and seconds; the caller's thread calls `tick` from time to time."""
         began = time.perf_counter()
         deadline = began + seconds
         with ThreadPoolExecutor(self._workers, "penstock-limit") as pool:
@@ -94,7 +94,7 @@ class Limit:
 
 
 def _work(column: Column) -> tuple[str, Work | None]:
-    """Return in words and as a function what has to be done with a column; None: what was read will do."""
+    """Return, in words and as a function, what has to be done with a column; None: nothing after reading."""
     from penstock.codecs import CompressedImageCodec, NdarrayCodec
 
     if column.form == "fixed":

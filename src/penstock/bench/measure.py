@@ -1,7 +1,8 @@
-"""Run a loader and the limit in turn on one dataset and set their rates beside each other.
+"""Run a loader and the limit alternately on one dataset and compare their rates.
 
-A round is a loader of its own (warmed up, then timed) and the limit for the same time; only neighbours in time can be
-compared on a machine that others use, so the ratio is the median of the rounds' ratios. Draws a bar on a terminal.
+A round is a new loader (warmed up, then timed) and the limit for the same time; on a machine with other load only
+neighbours in time can be compared, so the ratio is the median of the ratios of the rounds. Shows a progress bar on a
+terminal.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ class Workload:
     options: Mapping[str, Any]
     """Keywords of the loader: batch_size, shuffle and so on."""
     framework: Framework = "numpy"
-    """Whose batches are made."""
+    """The framework of the batches."""
     seconds: float = 3.0
-    """How long each timed stretch takes."""
+    """Length of each timed interval."""
     batches: int | None = None
-    """Batches of each timed stretch of the loader, instead of `seconds`; the limit then runs for as long."""
+    """Batches of each timed interval of the loader, instead of `seconds`; the limit then runs for as long."""
     warm_up_s: float = 1.0
     """How long a loader runs before it is timed; at least one batch."""
     rounds: int = 3
-    """How often the loader and the limit take turns."""
+    """How often the loader and the limit alternate."""
 
     def __post_init__(self) -> None:
         if self.framework not in FRAMEWORKS:
@@ -65,29 +66,29 @@ class Workload:
 
     @property
     def total_s(self) -> float:
-        """About how long it will take; a guess if `batches` is given."""
+        """Approximate duration; a guess if `batches` is given."""
         return self.rounds * (self.warm_up_s + 2 * self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What the rounds gave."""
+    """The result of all rounds."""
 
     task: Workload
     ours: tuple[float, ...]
     """Rows per second of the loader, round by round."""
     limit: tuple[float, ...]
-    """Rows per second of the least work by hand."""
+    """Rows per second of the limit."""
     row_bytes: float
     """Bytes of a row in the loader's batches."""
     limit_work: str
-    """What that work was."""
+    """What the limit did."""
     first_s: float
-    """From making the loader to its first batch, in the first round; no file of the dataset was read before."""
+    """From creating the loader to its first batch, in the first round; no data file was read before."""
     peak_bytes: int | None
-    """Most memory of this process so far, the limit's and the framework's included; None where nobody tells."""
+    """Peak memory of this process, including the limit and the framework; None if unknown."""
     report: str
-    """Where the loader's time went in the last round."""
+    """Where the loader spent its time in the last round."""
 
     @property
     def ratios(self) -> list[float]:
@@ -100,7 +101,7 @@ class Result:
         return statistics.median(self.ratios)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain JSON."""
+        """Return the numbers as plain JSON."""
         return {
             "framework": self.task.framework,
             "rows_per_s": statistics.median(self.ours),
@@ -153,7 +154,7 @@ def measure(dataset: Dataset, task: Workload) -> Result:
 
 
 class _Round(NamedTuple):
-    """What one loader did in its timed stretch."""
+    """What one loader did in its timed interval."""
 
     rows: int
     seconds: float
@@ -185,9 +186,9 @@ def _round(make: Callable[[], Any], task: Workload, look: Callable[[Any], int], 
 
 
 def timed_only(report: Report, warm: Mapping[str, float]) -> Report:
-    """Return the report without the steps of the warm-up, `warm`: the loader's counters when that was over.
+    """Return the report without the steps of the warm-up, `warm`: the counters of the loader at its end.
 
-    The wait for the first batch tells nothing of a loader that runs without end. One step is left at least.
+    The wait for the first batch says nothing about a loader that runs forever. At least one step is left.
     """
     steps = report.steps
     begin = min(max(0, int(warm["batches"]) + 1 - steps.first), len(steps) - 1)
@@ -208,7 +209,7 @@ def timed_only(report: Report, warm: Mapping[str, float]) -> Report:
 def _take(
     batches: Iterator[Any], seconds: float, most: int | None, look: Callable[[Any], int], tick: Callable[[], None]
 ) -> int:
-    """Take batches for so long, or `most` of them if given, and return their rows; at least one batch.
+    """Take batches for this long, or `most` of them if given, and return their rows; at least one batch.
 
     Each is held until the next but one has come, as in training.
     """
@@ -224,7 +225,7 @@ def _take(
 
 
 def _maker(framework: Framework) -> tuple[Callable[..., Any], Callable[[Any], int]]:
-    """Return what makes a loader, and what waits for a batch and counts its rows."""
+    """Return a function that creates a loader, and one that waits for a batch and counts its rows."""
     if framework == "numpy":
         return lambda dataset, **options: dataset.loader(**options), _num_rows
     module = importlib.import_module(f"penstock.{framework}")
@@ -242,7 +243,7 @@ def _num_rows(batch: Mapping[str, Any]) -> int:
 
 
 def _num_bytes(batch: Mapping[str, Any]) -> int:
-    """Return the bytes of a batch's arrays and tensors; text and other objects count as their references."""
+    """Return the bytes of the arrays and tensors of a batch; text and other objects count as their references."""
     total = 0
     for values in batch.values():
         flat = getattr(values, "flat_values", values)  # of a RaggedTensor
@@ -252,7 +253,7 @@ def _num_bytes(batch: Mapping[str, Any]) -> int:
 
 
 class _Ticker:
-    """Moves the bar on with the clock."""
+    """Advances the bar with the clock."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar

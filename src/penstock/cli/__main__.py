@@ -1,4 +1,4 @@
-"""`python -m penstock.cli`: the command line where no script was installed. Does nothing but call `main`."""
+"""`python -m penstock.cli`: the command line if no script is installed. Only calls `main`."""
 
 import sys
 

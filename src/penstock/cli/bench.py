@@ -1,4 +1,4 @@
-"""`penstock bench URL`: how fast a loader reads a dataset, next to the least work by hand.
+"""`penstock bench URL`: how fast a loader reads a dataset, compared with the least work by hand.
 
 Turns the options into a `Workload`, lets `penstock.bench` measure it, and returns the result as text or JSON.
 """
@@ -22,7 +22,7 @@ _NAMES = ("workers", "pool", "memory_bytes", "shuffle_bytes", "lanes", "device")
 
 
 def bench(dataset: Dataset, options: argparse.Namespace) -> str:
-    """Return rates, the share of the limit and where the time went; `--json`: the figures on one line."""
+    """Return rates, the ratio to the limit and where the time went; `--json`: the numbers on one line."""
     chosen = {"batch_size": options.batch_size, "shuffle": SHUFFLE[options.shuffle], "seed": options.seed}
     task = Workload(
         options=chosen | given(options, _NAMES),

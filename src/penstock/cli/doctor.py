@@ -1,6 +1,6 @@
-"""`penstock doctor URL`: what is wrong with a dataset for training, how much it costs, and the cure.
+"""`penstock doctor URL`: what is wrong with a dataset for training, how much it costs, and what to do.
 
-Hands the options to `penstock.doctor.examine` and returns its report as text or JSON, with the exit status.
+Passes the options to `penstock.doctor.examine` and returns its report as text or JSON, with the exit status.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import argparse
 
 EXIT_PROBLEM = 3
-"""Another status than that of errors, so that scripts can tell a bad layout from a wrong path."""
+"""Differs from the status of errors, so scripts can tell a bad layout from a wrong path."""
 
 
 def doctor(options: argparse.Namespace) -> tuple[str, int]:
-    """Return the report, and 3 where it names a problem (0 for advice only)."""
+    """Return the report, and 3 if it has a problem (0 for advice only)."""
     names = ("label", "world", "batch_size", "row_group_bytes", "shuffle_bytes")
     source = options.url if len(options.url) > 1 else options.url[0]
     report = examine(source, storage_options=dict(options.storage_option) or None, **given(options, names))

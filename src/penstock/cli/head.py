@@ -1,7 +1,7 @@
-"""`penstock head URL`: the first rows, with arrays in short.
+"""`penstock head URL`: the first rows, with abbreviated arrays.
 
-Takes an open dataset, reads the row groups that hold the rows and returns text: a table where it fits the terminal,
-else one block for each row. Decodes nothing beyond those rows.
+Takes an open dataset, reads the row groups of these rows and returns text: a table if it fits the terminal, else one
+block for each row. Decodes only those rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def head(dataset: Dataset, num_rows: int) -> str:
-    """Return the first `num_rows` rows as text; fewer where the dataset ends before."""
+    """Return the first `num_rows` rows as text; fewer if the dataset has fewer."""
     count = min(num_rows, len(dataset))
     if not count:
         return "no rows"

@@ -1,4 +1,4 @@
-"""`penstock info URL`: what a dataset holds and whether its row groups suit a shuffled run.
+"""`penstock info URL`: what a dataset contains and whether its row groups suit a shuffled run.
 
 Takes an open dataset and returns text. Reads no data: everything comes from the footers that opening has read.
 """
@@ -15,7 +15,7 @@ from penstock.errors import printable
 if TYPE_CHECKING:
     from penstock.api import Dataset
 
-# Below a MiB starting a read costs more than the read; above 64 MiB few row groups fit the default shuffle buffer.
+# Below 1 MiB a request costs more than the read; above 64 MiB few row groups fit the default shuffle buffer.
 SMALL_BYTES, LARGE_BYTES = 1 << 20, 64 << 20
 
 
@@ -35,7 +35,7 @@ def info(dataset: Dataset) -> str:
 
 
 def advice(dataset: Dataset) -> str:
-    """Return one line: whether row groups are of a size that reads fast and mixes well."""
+    """Return one line: whether row groups have a size that reads fast and mixes well."""
     num_groups = len(dataset.chunks)
     if not num_groups:
         return "no rows: nothing to read"
@@ -59,7 +59,7 @@ def _row_groups(dataset: Dataset) -> str:
 
 
 def _partitions(files: tuple[str, ...]) -> list[str]:
-    """Return a line with every partition column and its number of values, where folders are named key=value."""
+    """Return a line with every partition column and its number of values, if folders are named key=value."""
     values: dict[str, set[str]] = {}
     for file in files:
         for key, found, value in (part.partition("=") for part in file.split("/")[:-1]):

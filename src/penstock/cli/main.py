@@ -1,7 +1,6 @@
-"""Read the command line, run one command, turn errors into one line.
+"""Parse the command line, run one command, turn errors into one line.
 
-Commands are imported only when they run, so that `--help` and mistakes are answered at once. Nothing here opens a
-dataset.
+Commands are imported only when they run, so `--help` and mistakes are answered at once. Nothing here opens a dataset.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _current(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments as the parser takes them.
+    """Return the arguments as the parser expects them.
 
-    A `--shuffle` of plan or bench without a value becomes ``--shuffle=rows``: argparse would take the URL behind it
-    for its value. An option that has a new name gets it, with a note.
+    A `--shuffle` of plan or bench without a value becomes ``--shuffle=rows``: argparse would take the following URL for
+    its value. A renamed option gets its new name, with a note.
     """
     made = list(arguments)
     for index, argument in enumerate(made):
@@ -212,7 +211,7 @@ def _add_rewrite_options(command: argparse.ArgumentParser) -> None:
 
 
 class _Version(argparse.Action):
-    """Prints the version; looked up only when asked for."""
+    """Prints the version; looked up only when it is requested."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
@@ -248,7 +247,8 @@ def _positive(text: str) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the message of an error in one line; other classes than ours are named, and a bug says so.
+    """Return the message of an error in one line; other classes than ours are named, and an internal error asks to
+    report it.
 
     TensorFlow puts the name of a node before our message, and the traceback behind it.
     """
@@ -260,10 +260,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _as_options(message: str, options: argparse.Namespace) -> str:
-    """Return a message that names keywords of Python with the options of this command in their place.
+    """Return a message in which keywords of Python are replaced by the options of this command.
 
-    `overwrite=True` becomes `--overwrite`, `seed=3` `--seed 3`, and `memory_bytes must` `--memory-bytes must`; what
-    stands in quotes, names of files among it, and keywords that are no options of the command stay as they are.
+    `overwrite=True` becomes `--overwrite`, `seed=3` `--seed 3`, and `memory_bytes must` `--memory-bytes must`; text in
+    quotes, such as file names, and keywords that are not options of the command are unchanged.
     """
     names = {name: f"--{name.replace('_', '-')}" for name in vars(options) if name not in ("command", "url", "out")}
     known = "|".join(map(re.escape, names))

@@ -1,6 +1,6 @@
-"""`penstock plan URL`: what a loader would do with a dataset, before it does it.
+"""`penstock plan URL`: what a loader would do with a dataset.
 
-Hands the options to `Dataset.plan` and returns its text. Reads no data.
+Passes the options to `Dataset.plan` and returns its text. Reads no data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`penstock rewrite URL OUT`: a dataset again, in another layout, shuffled if asked for.
+"""`penstock rewrite URL OUT`: write a dataset again in another layout, optionally shuffled.
 
-Hands the options to `penstock.doctor.rewrite` and returns what was written as text. Knows no layout itself.
+Passes the options to `penstock.doctor.rewrite` and returns what was written as text. Knows no layout itself.
 """
 
 from __future__ import annotations

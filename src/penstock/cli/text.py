@@ -1,7 +1,6 @@
 """Values and tables as text for a terminal.
 
-Takes what the public API gives and returns short strings; prints nothing and reads nothing. The commands put the
-strings together.
+Takes results of the public API and returns short strings, which the commands combine; prints nothing and reads nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def given(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
 
 
 def fits_terminal(text: str) -> bool:
-    """Tell whether no line is wider than the terminal (80 columns where there is none)."""
+    """Tell whether no line is wider than the terminal (80 columns if there is none)."""
     return max(map(len, text.splitlines()), default=0) <= shutil.get_terminal_size().columns
 
 

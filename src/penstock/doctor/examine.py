@@ -78,7 +78,9 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     open_s = time.perf_counter() - start
     found, notes = list(checks.check_files(facts)), list[str]()
     if opened is not None and not len(opened.facts.chunk_rows):
-        found += _no_rows(facts)
+        if facts.files:
+            what, why = "the dataset has no rows", "there is nothing to train on"
+            found.append(Finding("no-rows", "problem", what, why, "write it", {"files": len(facts.files)}))
     else:
         found += [*checks.check_schemas(facts, failure), *checks.check_metadata(facts), *checks.check_statistics(facts)]
     if opened is None:
@@ -128,19 +130,3 @@ def _judge(
         notes.insert(0, f"the rewrite removes the partition folders of {', '.join(map(repr, best.dissolved))}: {what}")
     notes = [*checks.note_lanes(facts, rows.memory, wanted, best), *notes]
     return [f if f.flags is None else replace(f, flags=(*best.flags, *f.flags)) for f in found], notes
-
-
-def _no_rows(facts: LayoutFacts) -> list[Finding]:
-    if not facts.files:
-        return []
-    files = len(facts.files)
-    return [
-        Finding(
-            "no-rows",
-            "problem",
-            "the dataset has no rows",
-            "there is nothing to train on",
-            "write it",
-            {"files": files},
-        )
-    ]

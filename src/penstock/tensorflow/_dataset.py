@@ -157,7 +157,7 @@ class Loader(LoaderProxy):
             counted = self._will_count
             if counted is None and not self._has_counting:
                 counted = False
-            counting = _Counting(stream, counted)
+            counting = _Counting(stream, counted, self.native.pass_number + 1)
             self._counting = weakref.ref(counting)
             self._last = (self._resumed, 0, stream.length)
             self._will_count, self._resumed = None, False
@@ -197,10 +197,20 @@ class Loader(LoaderProxy):
             counting.came_out()
         return np.int64(0)
 
+    @property
+    def pass_number(self) -> int:
+        """The pass, counted from 0, that the next batch belongs to; moves on with the last batch of a pass.
+
+        Also where other ranks have batches left: tf.data does not ask for more than the declared length.
+        """
+        counting = self._counting()
+        return self.native.pass_number if counting is None or not counting.all_out else counting.next_pass
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""
         with self._lock:
             self.native.load_state_dict(state)
+            self._counting = _none
             self._ended_early, self._resumed = False, True
 
     def __repr__(self) -> str:
@@ -225,16 +235,24 @@ class _Counting:
     then what was made is acknowledged only when somebody asks for the place.
     """
 
-    def __init__(self, stream: Stream[Arrays], counted: bool | None) -> None:
+    def __init__(self, stream: Stream[Arrays], counted: bool | None, next_pass: int) -> None:
         self._stream = stream
+        self.next_pass = next_pass
+        """The number of the pass after this one."""
         self._counted = counted
         self._lock = threading.RLock()
         self._made: deque[tuple[Any, float]] = deque()
         """Place, and how long was waited for it, of batches that are not acknowledged."""
         self._num_out = 0
+        """Batches that are acknowledged."""
         self._is_through = False
         if counted is None:
             stream.before_state(self.settle)
+
+    @property
+    def all_out(self) -> bool:
+        """Whether the consumer has received the last batch of the pass."""
+        return self._num_out == self._stream.length
 
     def add(self, place: Any, waited_s: float) -> None:
         """Note a batch that was made."""
@@ -266,6 +284,7 @@ class _Counting:
     def _acknowledge(self) -> None:
         with contextlib.suppress(LoaderClosed):  # superseded: what comes out late belongs to no pass
             self._stream.received(*self._made.popleft())
+            self._num_out += 1
             if self._is_through and not self._made:
                 self._stream.received(self._stream.end)
 
@@ -384,6 +403,11 @@ class Batches(LoaderProxy, tf.data.Dataset):  # type: ignore[misc]
         return self._with(self._inner.with_options(options, name=name), ahead=ahead)
 
     # -- as every loader has it -------------------------------------------------------------------------------------
+
+    @property
+    def pass_number(self) -> int:
+        """The pass, counted from 0, that the next batch belongs to; moves on with the last batch of a pass."""
+        return self.penstock.pass_number
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""

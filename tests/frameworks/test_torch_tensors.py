@@ -127,10 +127,11 @@ def masked(values, mask):
 
 def test_nulls_have_a_mask_beside_them():
     batch = as_tensors({"x": masked([1, 0, 3], [False, True, False]), "y": masked([1, 2, 3], [False] * 3)})
-    assert list(batch) == ["x", "y", "x_valid"]
+    assert list(batch) == ["x", "y", "x_valid", "y_valid"]
     assert batch["x"].tolist() == [1, 0, 3]
     assert batch["x_valid"].dtype == torch.bool
     assert batch["x_valid"].tolist() == [True, False, True]
+    assert batch["y_valid"].all(), "the keys of a batch do not depend on its rows"
 
 
 def test_null_elements_of_ragged_rows_have_masks_too():

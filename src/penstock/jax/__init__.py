@@ -69,11 +69,9 @@ def loader(
             the first of them. Columns that a dict leaves out go to the default device, with this process's rows only.
         prefetch: The most batches that are copied to the device ahead of the consumer. Only batches that the engine has
             ready are taken, so this never waits.
-        nulls: "mask": a column with nulls in this batch comes filled (0, False, NaN), with a column `<name>_valid`
-            beside it that is True where there is a value. Names of columns: these have it in every batch, so that the
-            structure of batches is fixed under `jit`, and a null elsewhere is an error. "error": so is any null.
-            Where processes form arrays together, "mask" is for columns that may hold nulls (by fields and footers),
-            in every batch: all processes must run the same program.
+        nulls: "mask": a column that may hold nulls (by its field and the footers) comes filled (0, False, NaN) in every
+            batch, with a column `<name>_valid` beside it that is True where there is a value. Names of columns: these
+            have it in every batch, and a null elsewhere is an error. "error": so is any null.
         rank: This process's part; default: the one that `sharding` implies, else the process index of JAX where there
             are several processes, else as for `Dataset.loader`.
         **options: The keys of `penstock.options.FrameworkKeywords`.

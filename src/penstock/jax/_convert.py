@@ -69,12 +69,12 @@ class Convert:
         valid: NDArray[np.bool_] | None = None
         if masked:
             valid, values = ~np.ma.getmaskarray(values), _filled(values)
-            if valid.all():
-                valid = None
-        if valid is None and name in self.masks.always:
+        elif name in self.masks.always:
             valid = np.ones(values.shape, np.bool_)
-        elif valid is not None and self.masks.refuse and name not in self.masks.always:
-            raise self._null(name)
+        if valid is not None and self.masks.refuse and name not in self.masks.always:
+            if not valid.all():
+                raise self._null(name)
+            valid = None
         return narrowed(name, values) if _fits_device(values) else values, valid
 
     def _host_mask(self, name: str, values: Any) -> NDArray[np.bool_] | None:

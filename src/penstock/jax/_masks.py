@@ -28,7 +28,7 @@ class Masks:
     always: frozenset[str] = frozenset()
     """Columns with a mask in every batch."""
     refuse: bool = False
-    """Whether a null in any other column is an error; else it has a mask in the batches that have one."""
+    """Whether a null in any other column is an error; else masked arrays have a mask."""
     same: bool = False
     """Whether this was decided for processes that form one array: of columns on the device only."""
     wanted: frozenset[str] = frozenset()

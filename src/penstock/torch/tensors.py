@@ -35,9 +35,10 @@ def as_tensors(batch: Mapping[str, Any], *, nulls: str | Iterable[str] = "mask")
 
     Args:
         batch: Columns by name, as a loader gives them.
-        nulls: "mask": a column with nulls keeps its fill values and gets a bool tensor `<name>_valid` beside it, in
-            batches that have any. "error": a null is an error, also inside of lists and structs. Names of columns:
-            these get `<name>_valid` in every batch, and a null in any other column is an error.
+        nulls: "mask": a masked array keeps its fill values and gets a bool tensor `<name>_valid` beside it; a loader
+            gives a column that may hold nulls as one in every batch. "error": a null is an error, also inside of lists
+            and structs. Names of columns: these get `<name>_valid` in every batch, and a null in any other column is
+            an error.
 
     Raises:
         ColumnNotFound: nulls= names a column that the batch does not have.
@@ -69,9 +70,9 @@ class _Converter:
             check_names(self._always, batch, owner=self._owner)
         for name, values in batch.items():
             out[name], valid = _quick_column(name, values)
-            if valid is not None or name in self._always:
-                masks[name + VALID] = self._mask(name, out[name], valid)
-            elif not self._anywhere and isinstance(out[name], list) and has_null(values):
+            if name in self._always or (self._anywhere and valid is not None):
+                masks[name + VALID] = _all_valid(out[name]) if valid is None else valid
+            elif not self._anywhere and has_null(values):
                 raise _null(name)
         for name, mask in masks.items():
             if name in out:
@@ -82,15 +83,12 @@ class _Converter:
             out[name] = mask
         return out
 
-    def _mask(self, name: str, values: Any, valid: Any) -> Any:
-        """Return the mask of a column that has nulls or always gets one."""
-        if not (self._anywhere or name in self._always):
-            raise _null(name)
-        if valid is not None:
-            return valid
-        if isinstance(values, torch.Tensor):
-            return torch.ones(values.shape, dtype=torch.bool)
-        return torch.tensor([value is not None for value in values], dtype=torch.bool)
+
+def _all_valid(values: Any) -> Any:
+    """Return the mask of a column that is not a masked array: a list has None for its nulls."""
+    if isinstance(values, torch.Tensor):
+        return torch.ones(values.shape, dtype=torch.bool)
+    return torch.tensor([value is not None for value in values], dtype=torch.bool)
 
 
 def _null(name: str) -> SchemaError:
@@ -111,13 +109,12 @@ def _quick_column(name: str, values: Any) -> tuple[Any, Any]:
 
 
 def _column(name: str, values: Any) -> tuple[Any, Any]:
-    """Return a column as a tensor or a list, and the mask of its valid values; None if all are."""
+    """Return a column as a tensor or a list, and for a masked array the mask of its valid values."""
     if isinstance(values, torch.Tensor):
         return values, None
     if isinstance(values, np.ma.MaskedArray):
-        mask = np.ma.getmaskarray(values)
         plain, _ = _column(name, values.data)
-        return plain, torch.from_numpy(~mask) if mask.any() else None
+        return plain, torch.from_numpy(~np.ma.getmaskarray(values))
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "OUS":
             return [_nested(name, value) for value in values.tolist()], None

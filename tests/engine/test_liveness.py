@@ -355,10 +355,10 @@ def test_batches_at_hand_that_another_thread_lets_go(data):
 
 
 def test_a_failing_scheduler_is_an_error_and_no_hang(data, monkeypatch):
-    from penstock.engine.window import Window
+    from penstock.engine.window import Residency
 
-    monkeypatch.setattr(Window, "read_needed", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(Window, "read_ahead", lambda *_, **__: None)
+    monkeypatch.setattr(Residency, "read_needed", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(Residency, "read_ahead", lambda *_, **__: None)
     with pytest.raises(ZeroDivisionError):
         list(penstock.open(data).loader(batch_size=7, workers=2))
 

@@ -20,7 +20,7 @@ from penstock.engine.chunk import Chunk
 from penstock.engine.delivery import Origin
 from penstock.engine.room import Room
 from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.window import NEVER, EpochWork, Window
+from penstock.engine.window import NEVER, EpochWork, Residency
 from penstock.plan import Cursor, Order, Share, plan_epoch
 from penstock.plan.grouping import RowGrouping
 from penstock.testing import RecordingFileSystem, make_parquet
@@ -32,7 +32,7 @@ ROW = 10
 
 def make_window(counts, budget, *, share=True, ahead=1 << 40):
     sizes = np.asarray(counts, np.int64) * ROW
-    return Window(budget, ahead, sizes, 2 * sizes, share)
+    return Residency(budget, ahead, sizes, 2 * sizes, share)
 
 
 def visiting(*visits, base=0, epoch=0):

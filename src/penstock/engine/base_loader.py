@@ -71,7 +71,7 @@ class BaseLoader(ABC):
 
     @property
     def batches_left(self) -> int | None:
-        """BaseLoader of this pass that the consumer has not received; None: it has no end."""
+        """Batches of this pass that the consumer has not received yet; None if passes have no end."""
         place = self.place()
         # The place behind the last batch is the start of the next pass.
         return 0 if self._progress.in_pass and self.pass_of(place) != self._begun else self.count(place)

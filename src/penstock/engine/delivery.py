@@ -49,21 +49,21 @@ class Place:
 
     __slots__ = ("_cursor", "epochs", "order", "plan", "steps")
 
-    def __init__(self, plan: EpochPlan, steps: int, epochs: int | None) -> None:
-        self.plan: EpochPlan | None = plan
+    def __init__(
+        self, plan: EpochPlan | None, steps: int, epochs: int | None, order: Any = None, cursor: Cursor | None = None
+    ) -> None:
+        self.plan = plan
         self.steps = steps
         """Steps of `plan` that are done."""
         self.epochs = epochs
         """Epochs of a pass; None: passes have no end."""
-        self.order: Order = plan.order
-        self._cursor: Cursor | None = None
+        self.order: Order = order if plan is None else plan.order
+        self._cursor = cursor
 
     @classmethod
     def at(cls, order: Order, cursor: Cursor, epochs: int | None) -> Place:
         """Return the place of a cursor."""
-        place = cls.__new__(cls)
-        place.plan, place.steps, place.epochs, place.order, place._cursor = None, 0, epochs, order, cursor
-        return place
+        return cls(None, 0, epochs, order, cursor)
 
     def __reduce__(self) -> Any:
         return Place.at, (self.order, self.cursor, self.epochs)

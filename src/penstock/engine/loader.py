@@ -25,7 +25,7 @@ from penstock.engine.needs import count_needs
 from penstock.engine.room import Room
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.stages import MASK, FilterRows, ThreadStages, make_stages, output_columns
-from penstock.engine.window import Window
+from penstock.engine.window import Residency
 from penstock.errors import BudgetError, PenstockWarning, PlanError, users_level
 from penstock.options import READ_COST, SPAN_BYTES
 from penstock.plan import Cursor, Order, Share, State, check, check_owner, check_predicate, plan_epoch, steps_left
@@ -496,14 +496,14 @@ class Loader(BaseLoader):
             return None
         return None if needs.window_bytes + needs.read_bytes > rest else Shelf(room, facts.slack, pool)
 
-    def _make_window(self, budget: int, shelf: Shelf | None, *, shuffled: bool) -> Window:
+    def _make_window(self, budget: int, shelf: Shelf | None, *, shuffled: bool) -> Residency:
         facts = self._facts
         chunk_bytes = facts.held_chunk_bytes
         whole_bytes = np.ceil(facts.chunk_bytes * facts.slack).astype(np.int64)
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
         arena = make_records(facts.columns, facts.selected, budget) if shuffled else None
         reads = (READ_COST - 1) * whole_bytes
-        return Window(budget, ahead, chunk_bytes, reads, shuffled, facts.slack, arena, shelf)
+        return Residency(budget, ahead, chunk_bytes, reads, shuffled, facts.slack, arena, shelf)
 
     @property
     def _calls_user(self) -> bool:

@@ -47,7 +47,7 @@ _LOOK_S = 5.0
 """How often an idle process checks that its parent is alive; usually the closed pipe shows it at once."""
 
 
-class _Lease:
+class _SharedLease:
     """Tells the pool that a block may be used again once no array refers to it."""
 
     __slots__ = ("__array_interface__", "_block", "_free", "_number")
@@ -130,7 +130,7 @@ class ProcessStages:
             memory = self._blocks[number].memory[:num_bytes].copy()
             self._free.append(number)
         else:
-            memory = np.asarray(_Lease(self._blocks[number], number, self._free))
+            memory = np.asarray(_SharedLease(self._blocks[number], number, self._free))
         return {name: _unpack_value(memory, form) for name, form in columns}, lost
 
     def _await(self, pipe: Connection) -> None:

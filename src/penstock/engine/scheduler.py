@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.build import Builder
     from penstock.engine.chunk import LostChunk
-    from penstock.engine.window import Read, Window
+    from penstock.engine.window import Read, Residency
     from penstock.plan import EpochPlan
     from penstock.plan.grouping import Grouping
 
@@ -97,7 +97,7 @@ class Scheduler:
     """Carries out a sequence of epochs for one consumer."""
 
     def __init__(
-        self, plans: Iterator[EpochPlan], window: Window, builder: Builder, limits: Limits, finishers: list[Any]
+        self, plans: Iterator[EpochPlan], window: Residency, builder: Builder, limits: Limits, finishers: list[Any]
     ) -> None:
         self._plans = plans
         self._window = window

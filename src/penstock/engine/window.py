@@ -122,7 +122,7 @@ class Resident:
     num_bytes: int
     loaded: Chunk | LostChunk | None = None
     next_use: int | None = None
-    """Cached answer of `Window.next_use`; None: to be looked up."""
+    """Cached answer of `Residency.next_use`; None: to be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Read:
 
 
 @dataclass(slots=True)
-class Window:
+class Residency:
     """The chunks in memory, within a budget of bytes."""
 
     budget_bytes: int

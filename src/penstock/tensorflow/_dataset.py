@@ -92,15 +92,18 @@ def as_it_is(function: Callable[..., Any]) -> Any:
 
 
 _AHEAD = ("inject_prefetch", "map_parallelization", "seq_interleave_prefetch")
-"""Options by which tf.data adds stages that run ahead."""
+"""Options by which tf.data adds stages that run ahead; old versions lack some of them."""
 
 
 def no_running_ahead() -> Any:
     """Return options under which no stage runs ahead of the consumer that the user has not asked to."""
     options = tf.data.Options()
-    for name in _AHEAD:
-        if hasattr(options.experimental_optimization, name):
-            setattr(options.experimental_optimization, name, False)
+    rewrites = options.experimental_optimization
+    rewrites.map_parallelization = False
+    if hasattr(rewrites, "inject_prefetch"):
+        rewrites.inject_prefetch = False
+    if hasattr(rewrites, "seq_interleave_prefetch"):
+        rewrites.seq_interleave_prefetch = False
     # Its thread has nothing to tune here, and an iterator that ends waits until it wakes: seconds after a long pass.
     options.autotune.enabled = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # ranks do that

@@ -1,11 +1,11 @@
 """Read one row group of one file, and say exactly what is wrong when that fails.
 
-`ParquetSource.read_chunk` calls this with a footer at hand; it opens the file, reads the columns asked for and closes
-it again, or asks `cached` where the dataset has a cache. One `ParquetFile` for each call, since they are not safe for
-threads. Decodes no cells.
+`ParquetSource.read` calls `read_columns` with a footer at hand. Local files are opened for each call and read by
+pyarrow itself; from other stores, and through a cache, the bytes of the columns are fetched first (see
+`StoredRowGroup.opened`). One `ParquetFile` for each call, because they are not thread-safe. Decodes no cells.
 
-After a read the file is compared with the one whose footer was read (`StoredRowGroup.check`): bytes of a file that was
-written again since would be decoded by a footer that does not describe them.
+After a read the file is compared with the one whose footer was read (`StoredRowGroup.check`): the footer does not
+describe the bytes of a file that was written again since.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FileTouched(OSError):
 
 @dataclass(frozen=True, slots=True)
 class StoredRowGroup:
-    """One row group to be read."""
+    """One row group of a file, to be read from its store."""
 
     file: DataFile
     size: int
@@ -174,9 +174,9 @@ class StoredRowGroup:
 
 
 def read_columns(group: StoredRowGroup, names: Sequence[str]) -> pa.Table:
-    """Return the columns, leaves of structs by path, in the order asked for.
+    """Return the columns, leaves of structs by path, in the order of `names`.
 
-    Costs one open and one read for each column; only the leaves asked for are read.
+    Only these leaves are read: by one read for each of them from a local file, by few requests from other stores.
 
     Raises:
         BadFile: the file is gone, or a page is damaged; names the column.

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
-    from penstock.engine.build import Skipped
     from penstock.engine.delivery import Stream
     from penstock.engine.loader import Loader
+    from penstock.engine.locate import Skipped
     from penstock.engine.report import Report
     from penstock.engine.stages import Batch
     from penstock.plan.plan import Plan

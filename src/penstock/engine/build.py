@@ -18,19 +18,11 @@ from penstock.codecs import Cells
 from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk
 from penstock.engine.delivery import Origin
 from penstock.engine.gather import Gathered, Picks, Runs, gather
+from penstock.engine.locate import Locator
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.room import Room, within
 from penstock.engine.stages import BatchOrigin, Fold, ThreadStages, refold, stage_of
-from penstock.errors import (
-    BadFile,
-    BudgetError,
-    CodecError,
-    DecodeError,
-    FileChanged,
-    SchemaError,
-    StoreError,
-    TransformError,
-)
+from penstock.errors import BudgetError, CodecError, FileChanged, SchemaError, StoreError, TransformError
 from penstock.halt import until
 from penstock.storage.faults import store_error
 
@@ -42,29 +34,12 @@ if TYPE_CHECKING:
     from penstock.dataset.selection import Selection
     from penstock.engine.arena import Records, Shelf
     from penstock.engine.columns import Column
+    from penstock.engine.locate import Skipped
     from penstock.engine.memory import BlockPool
-    from penstock.engine.stages import Batch, Lost, Stage
+    from penstock.engine.stages import Batch, Stage
     from penstock.engine.stats import Stats
     from penstock.engine.window import EpochWork
-    from penstock.source import Location, Source
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A row that was left out under on_error="skip"."""
-
-    path: str
-    """File it lies in."""
-    row_group: int
-    """Number of its chunk within that file: of Parquet, the row group."""
-    row: int
-    """Row of that chunk."""
-    column: str
-    """Column that could not be read or decoded."""
-    reason: str
-    """What was wrong."""
-    part_name: str
-    """The chunk in words, such as "row group 3"."""
+    from penstock.source import Source
 
 
 @dataclass(slots=True)
@@ -229,6 +204,11 @@ class Builder:
     halted: threading.Event = field(default_factory=threading.Event)
     """Set when the run is stopped: a span of many slow batches ends with the one it is at."""
 
+    @property
+    def locator(self) -> Locator:
+        """Locates rows for errors."""
+        return Locator(self.source, self.selection)
+
     def read(self, chunk: int, *, last: bool) -> Chunk | LostChunk:
         """Read one chunk, selected rows only, or take it where it was kept; a failure becomes a `LostChunk`.
 
@@ -248,8 +228,8 @@ class Builder:
             if self.shelf is not None and not last:
                 self.shelf.put(made)
         except CellLost as error:
-            return LostChunk(chunk, self.located(chunk, error.row, error))
-        except Exception as error:  # noqa: BLE001 -- whoever needs a row of it meets the error, with its cause
+            return LostChunk(chunk, self.locator.decode_error(chunk, error.row, error))
+        except Exception as error:  # noqa: BLE001 -- raised, with its cause, by the batch that needs a row of it
             return LostChunk(chunk, store_error(error, self.source.locate(chunk).path) or error)
         self.stats.read(time.perf_counter() - began, made.num_bytes)
         return made
@@ -350,7 +330,7 @@ class Builder:
         try:
             return gather(rows, self.columns, self.pool, self.arena, skip=self.skip)
         except CellLost as error:
-            raise self.decode_error(span, error.row, error) from error.__cause__
+            raise self.locator.decode_error(*_place(span, error.row), error) from error.__cause__
 
     def _batch(self, span: Span, columns: list[Gathered], step: int, finish: Any) -> Built:
         lo, hi = span.rows_of(step)
@@ -374,14 +354,18 @@ class Builder:
             )  # fmt: skip
             batch, lost = finish.run(columns, origin, self.pool)
         except CellLost as error:
-            raise self.decode_error(span, part.row(error.row), error) from error.__cause__
+            raise self.locator.decode_error(*_place(span, part.row(error.row)), error) from error.__cause__
         except BudgetError as error:
-            raise BudgetError(f"{error}; in {self._where(part)}", least=error.least) from None
+            raise BudgetError(f"{error}; in {self._describe(part)}", least=error.least) from None
         except TransformError as error:
-            raise TransformError(f"{error}; in {self._where(part)}") from error.__cause__
+            raise TransformError(f"{error}; in {self._describe(part)}") from error.__cause__
         except CodecError as error:
-            raise CodecError(f"{error}; in {self._where(part)}") from error.__cause__
-        skipped = tuple(self._skipped(span, part.row(one.row), one) for one in lost if one.reason is not None)
+            raise CodecError(f"{error}; in {self._describe(part)}") from error.__cause__
+        skipped = tuple(
+            self.locator.skipped(*_place(span, part.row(one.row)), one.column, one.reason)
+            for one in lost
+            if one.reason is not None
+        )
         windows, keep = part.windows, None
         if lost:
             keep = np.ones(part.num_rows, np.bool_)
@@ -395,6 +379,12 @@ class Builder:
         made_of = Origin(work.plan, first, end, None if stage_of(self.stages, Fold) else windows, kept)
         return Built(batch, made_of, num_rows, part.skipped + skipped)
 
+    def _describe(self, part: _Part) -> str:
+        """Name the rows of a batch for an error."""
+        chunks, rows = span_rows(part.span)
+        listed = [part.row(row) for row in range(min(part.num_rows, 256))]
+        return self.locator.describe((int(chunks[row]), int(rows[row])) for row in listed)
+
     def _batch_around(
         self, span: Span, step: int, place: tuple[Chunks, NDArray[np.int64], NDArray[np.int64]], finish: Any
     ) -> Built:
@@ -407,9 +397,9 @@ class Builder:
             if not self.skip or isinstance(
                 getattr(chunks[index], "error", None), BudgetError | FileChanged | SchemaError | StoreError
             ):
-                raise self._read_error(chunks, index)
+                raise self.locator.read_error(cast("LostChunk", chunks[index]))
         rows = np.arange(lo, hi)
-        gone = tuple(self._lost_row(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
+        gone = tuple(self.locator.skipped_in(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
         rows = rows[~bad]
         columns = self._gather(span, _picks(chunk[rows], row[rows], cast("dict[int, Chunk]", chunks)))
         windows, units = None, rows
@@ -418,72 +408,11 @@ class Builder:
             units = np.flatnonzero(whole)
         return self._finish(_Part(span, step, rows, len(rows), units, windows, gone), columns, finish)
 
-    def _lost_row(self, chunk: Chunk | LostChunk, row: int) -> Skipped:
-        if isinstance(chunk, LostChunk):
-            column, reason = getattr(chunk.error, "column", None) or "", str(chunk.error)
-        else:
-            column, reason = chunk.damaged[row]
-        place = self._locate(chunk.index, row)
-        return Skipped(place.path, place.part, cast("int", place.row), column, reason, place.part_name)
 
-    def lost_error(self, lost: LostChunk) -> Exception:
-        """Return the error of a chunk that could not be read, with its place."""
-        return self._read_error({lost.index: lost}, lost.index)
-
-    def _read_error(self, chunks: Chunks, chunk: int) -> Exception:
-        error = cast("LostChunk", chunks[chunk]).error
-        if isinstance(error, (BadFile, BudgetError, DecodeError, SchemaError, StoreError)):
-            return error
-        place = self.source.locate(chunk)
-        failure = BadFile(
-            f"cannot read {place}: {type(error).__name__}: {error}", path=place.path, row_group=place.part
-        )
-        failure.__cause__ = error
-        return failure
-
-    def _locate(self, chunk: int, row: int) -> Location:
-        """Return where a row of a chunk lies; `row` counts the selected ones."""
-        rows = self.selection.rows_of(chunk)
-        return self.source.locate(chunk, row if rows is None else int(rows[row]))
-
-    def decode_error(self, span: Span, item: int, error: CellLost) -> DecodeError:
-        """Return the error for a cell of a span that cannot be decoded."""
-        chunks, rows = span_rows(span)
-        return self.located(int(chunks[item]), int(rows[item]), error)
-
-    def located(self, chunk: int, row: int, error: CellLost) -> DecodeError:
-        """Return the error for a cell of a chunk that cannot be decoded; `row` counts the selected ones."""
-        place = self._locate(chunk, row)
-        return DecodeError(
-            f"cannot decode column {error.column!r} in {place}: {error.reason}; "
-            'load with on_error="skip" to leave such rows out',
-            path=place.path, row_group=place.part, row=place.row, column=error.column,
-        )  # fmt: skip
-
-    def _skipped(self, span: Span, item: int, lost: Lost) -> Skipped:
-        chunks, rows = span_rows(span)
-        place = self._locate(int(chunks[item]), int(rows[item]))
-        reason, row = lost.reason or "", cast("int", place.row)
-        return Skipped(place.path, place.part, row, lost.column, reason, place.part_name)
-
-    def _where(self, part: _Part) -> str:
-        """Name the rows of a batch for an error: the first few chunks and rows."""
-        chunks, rows = span_rows(part.span)
-        places: dict[int, list[int]] = {}
-        for row in range(min(part.num_rows, 256)):
-            chunk = int(chunks[part.row(row)])
-            place = self._locate(chunk, int(rows[part.row(row)]))
-            places.setdefault(chunk, []).append(cast("int", place.row))
-        named = [f"{self.source.locate(chunk)}, {_row_list(found)}" for chunk, found in list(places.items())[:3]]
-        more = f"; and {len(places) - 3} more {self.source.facts.part_noun}s" if len(places) > 3 else ""
-        return "; ".join(named) + more
-
-
-def _row_list(rows: list[int]) -> str:
-    rows = sorted(rows)
-    if rows == list(range(rows[0], rows[-1] + 1)) and len(rows) > 1:
-        return f"rows {rows[0]} to {rows[-1]}"
-    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{', ...' if len(rows) > 5 else ''}"
+def _place(span: Span, row: int) -> tuple[int, int]:
+    """Return chunk and row of a row of an indexed span."""
+    chunks, rows = span_rows(span)
+    return int(chunks[row]), int(rows[row])
 
 
 def _is_lost(chunks: Chunks, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.engine.build import Skipped
+    from penstock.engine.locate import Skipped
     from penstock.plan import Cursor, EpochPlan, Order
 
 B = TypeVar("B")

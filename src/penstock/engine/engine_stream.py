@@ -23,8 +23,8 @@ from penstock.errors import DecodeError, PenstockWarning, users_level
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.build import Skipped
     from penstock.engine.chance import Watch
+    from penstock.engine.locate import Skipped
     from penstock.engine.scheduler import Scheduler
 
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.engine.build import Skipped
     from penstock.engine.delivery import Stream
     from penstock.engine.facts import Facts
+    from penstock.engine.locate import Skipped
     from penstock.engine.needs import Needs
     from penstock.engine.output_columns import OutputColumn
     from penstock.engine.process import Payload

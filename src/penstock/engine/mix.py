@@ -25,8 +25,8 @@ from penstock.plan.draws import Deck, Draws, Mark
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from penstock.engine.build import Skipped
     from penstock.engine.loader import Loader
+    from penstock.engine.locate import Skipped
     from penstock.plan.draws import Stop
 
 Missing = Literal["error", "null"]

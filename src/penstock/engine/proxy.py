@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock.engine.base_loader import BaseLoader
-    from penstock.engine.build import Skipped
+    from penstock.engine.locate import Skipped
     from penstock.engine.report import Report
     from penstock.plan.plan import Plan
 

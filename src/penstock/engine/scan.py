@@ -45,12 +45,12 @@ def scan_column(builder: Builder, counts: NDArray[np.int64]) -> Generator[NDArra
 def _values(builder: Builder, index: int) -> Any:
     found = builder.read(index, last=True)
     if isinstance(found, LostChunk):
-        raise builder.lost_error(found)
+        raise builder.locator.read_error(found)
     num_rows = found.num_rows
     rows = Runs([found], [(0, num_rows)], views=False)
     try:
         gathered = gather(rows, builder.columns, builder.pool, None, skip=False)
         batch, _ = run_stages(builder.stages, gathered, BatchOrigin(0, 0, num_rows), builder.pool)
     except CellLost as error:
-        raise builder.located(index, error.row, error) from error.__cause__
+        raise builder.locator.decode_error(index, error.row, error) from error.__cause__
     return batch[builder.columns[0].name]

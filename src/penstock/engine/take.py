@@ -7,11 +7,10 @@ in the requested order. Shares reading, gathering and decoding with the loader; 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.engine.build import Span
 from penstock.engine.chunk import CellLost, make_chunk
 from penstock.engine.gather import Picks, gather
 from penstock.engine.host import default_workers
@@ -60,13 +59,12 @@ def take_rows(builder: Builder, chunk: NDArray[np.int64], row: NDArray[np.int64]
         here = part == number
         places[here] = np.searchsorted(rows, row[here])
     chunks = _read_all(builder, list(zip(distinct.tolist(), wanted, strict=True)))
-    span = Span(cast("Any", None), 0, 0, 1, 0, len(row), distinct, part, row)
     try:
         gathered = gather(Picks(chunks, part, places), builder.columns, builder.pool, None, skip=False)
         gathered, _, _ = within(builder.room, builder.columns, gathered, skip=False)
         return run_stages(builder.stages, gathered, BatchOrigin(0, 0, len(row)), builder.pool)[0]
     except CellLost as error:
-        raise builder.decode_error(span, error.row, error) from error.__cause__
+        raise builder.locator.decode_error(int(chunk[error.row]), int(row[error.row]), error) from error.__cause__
 
 
 def _read_all(builder: Builder, wanted: list[tuple[int, NDArray[np.int64]]]) -> list[Chunk]:
@@ -85,4 +83,4 @@ def _read(builder: Builder, chunk: int, rows: NDArray[np.int64]) -> Chunk:
     try:
         return make_chunk(chunk, data, builder.columns, rows if selected is None else selected[rows], skip=False)
     except CellLost as error:
-        raise builder.located(chunk, int(rows[error.row]), error) from error
+        raise builder.locator.decode_error(chunk, int(rows[error.row]), error) from error

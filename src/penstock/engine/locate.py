@@ -1,0 +1,98 @@
+"""Say where rows lie that cannot be delivered: locations for errors, and the list of skipped rows.
+
+Used by `build` and `take` once something has failed; nothing here runs for good data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from penstock.engine.chunk import LostChunk
+from penstock.errors import BadFile, BudgetError, DecodeError, SchemaError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.dataset.selection import Selection
+    from penstock.engine.chunk import CellLost, Chunk
+    from penstock.source import Location, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that was left out under on_error="skip"."""
+
+    path: str
+    """File it lies in."""
+    row_group: int
+    """Number of its chunk within that file: of Parquet, the row group."""
+    row: int
+    """Row of that chunk."""
+    column: str
+    """Column that could not be read or decoded."""
+    reason: str
+    """What was wrong."""
+    part_name: str
+    """The chunk in words, such as "row group 3"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Locator:
+    """Locates rows of a source. Rows are given by their number among the selected rows of their chunk."""
+
+    source: Source
+    selection: Selection
+
+    def locate(self, chunk: int, row: int) -> Location:
+        """Return where a row lies."""
+        rows = self.selection.rows_of(chunk)
+        return self.source.locate(chunk, row if rows is None else int(rows[row]))
+
+    def decode_error(self, chunk: int, row: int, error: CellLost) -> DecodeError:
+        """Return the error for a cell that cannot be decoded."""
+        place = self.locate(chunk, row)
+        return DecodeError(
+            f"cannot decode column {error.column!r} in {place}: {error.reason}; "
+            'load with on_error="skip" to leave such rows out',
+            path=place.path, row_group=place.part, row=place.row, column=error.column,
+        )  # fmt: skip
+
+    def read_error(self, lost: LostChunk) -> Exception:
+        """Return the error of a chunk that could not be read."""
+        error = lost.error
+        if isinstance(error, (BadFile, BudgetError, DecodeError, SchemaError, StoreError)):
+            return error
+        place = self.source.locate(lost.index)
+        failure = BadFile(
+            f"cannot read {place}: {type(error).__name__}: {error}", path=place.path, row_group=place.part
+        )
+        failure.__cause__ = error
+        return failure
+
+    def skipped(self, chunk: int, row: int, column: str, reason: str) -> Skipped:
+        """Return the entry of a row in the list of skipped rows."""
+        place = self.locate(chunk, row)
+        return Skipped(place.path, place.part, cast("int", place.row), column, reason, place.part_name)
+
+    def skipped_in(self, chunk: Chunk | LostChunk, row: int) -> Skipped:
+        """Return the entry of a row that is lost with its chunk, or that is damaged in it."""
+        if isinstance(chunk, LostChunk):
+            return self.skipped(chunk.index, row, getattr(chunk.error, "column", None) or "", str(chunk.error))
+        return self.skipped(chunk.index, row, *chunk.damaged[row])
+
+    def describe(self, rows: Iterable[tuple[int, int]]) -> str:
+        """Name rows, given by chunk and row, for an error: the first few chunks and rows."""
+        places: dict[int, list[int]] = {}
+        for chunk, row in rows:
+            places.setdefault(chunk, []).append(cast("int", self.locate(chunk, row).row))
+        named = [f"{self.source.locate(chunk)}, {_row_list(found)}" for chunk, found in list(places.items())[:3]]
+        more = f"; and {len(places) - 3} more {self.source.facts.part_noun}s" if len(places) > 3 else ""
+        return "; ".join(named) + more
+
+
+def _row_list(rows: list[int]) -> str:
+    rows = sorted(rows)
+    if rows == list(range(rows[0], rows[-1] + 1)) and len(rows) > 1:
+        return f"rows {rows[0]} to {rows[-1]}"
+    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{', ...' if len(rows) > 5 else ''}"

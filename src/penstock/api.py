@@ -22,13 +22,13 @@ from penstock.display import dataset_html, dataset_text
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.build import Builder
 from penstock.engine.columns import columns_of
-from penstock.engine.facts import Facts
+from penstock.engine.inputs import Inputs
 from penstock.engine.loader import Loader
 from penstock.engine.memory import BlockPool
+from penstock.engine.random_access import row_numbers, take_rows
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import Decode, Fold
 from penstock.engine.stats import Stats
-from penstock.engine.take import row_numbers, take_rows
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.options import (
     MEMORY_BYTES,
@@ -382,7 +382,7 @@ class Dataset:
             unseen = late.fields - set(read.columns)
             read = read.select([*read.columns, *sorted(unseen)])
         make = Make(options.batch_size, late=late, unseen=unseen, rowwise=rowwise, fold=fold)
-        return Loader(read._facts(items), options, make)
+        return Loader(read._inputs(items), options, make)
 
     @show_keywords(PlanKeywords)
     def plan(self, *, batch_size: int, **options: Unpack[PlanKeywords]) -> Plan:
@@ -394,15 +394,15 @@ class Dataset:
             batch_size: Rows of a batch on each rank.
             **options: The keys of `penstock.options.PlanKeywords`.
         """
-        from penstock.engine.describe import choose_order, describe
+        from penstock.engine.inputs import choose_order, describe
         from penstock.plan import Cursor, Share
 
         given = check_keywords(options, Dataset.plan, owner="Dataset.plan")
         chosen = LoaderOptions(batch_size=batch_size, **given)
-        facts = self._facts()
-        order = choose_order(facts, chosen)
+        inputs = self._inputs()
+        order = choose_order(inputs, chosen)
         share = Share(chosen.rank or 0, chosen.world or 1, chosen.batch_size, chosen.remainder, chosen.drop_last)
-        return describe(facts, order, Cursor.start(0, order, len(self)), share, chosen)
+        return describe(inputs, order, Cursor.start(0, order, len(self)), share, chosen)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -414,7 +414,7 @@ class Dataset:
         Raises:
             NotSorted: The column does not ascend within a chunk, or with `span` within the dataset.
         """
-        from penstock.engine.scan import scan_column
+        from penstock.engine.column_scan import scan_column
         from penstock.plan.windows import WindowTable
 
         only = self.select([column])
@@ -455,12 +455,12 @@ class Dataset:
             place = self._source.locate(0).path if len(facts.chunk_rows) else facts.files[0]
             raise type(error)(f"{place}: {error}") from error
 
-    def _facts(self, items: Grouping | None = None) -> Facts:
+    def _inputs(self, items: Grouping | None = None) -> Inputs:
         if not self._names:
             raise PlanError("no columns are selected: there is nothing to load; select at least one")
         source, selection = self._source, self._selection
         items = items or RowGrouping(selection.counts)
-        return Facts(
+        return Inputs(
             source, selection, self._columns_read(), items,
             selection.counts, source.facts.chunk_rows, source.row_bytes(), source.row_bytes(self._names),
             source.chunk_bytes(self._names),
@@ -516,7 +516,7 @@ def load(dataset: Dataset, options: LoaderOptions) -> Loader:
             found = type(function).__name__
             raise PlanError(f"transform must be a function of the batch, or a list of such functions; got {found}")
     if options.window is None and spec is None and dataset._late is None:
-        return Loader(dataset._facts(), options)
+        return Loader(dataset._inputs(), options)
     return dataset._special_loader(options, spec)
 
 
@@ -575,4 +575,4 @@ def loader_for(  # noqa: PLR0913 -- what the factories of frameworks were given
 
 def make_loader(ds: Dataset, options: LoaderOptions, make: Make, items: Grouping) -> Loader:
     """Return a loader of other things than batches of rows, for the faces of this library."""
-    return Loader(ds._facts(items), options, make)
+    return Loader(ds._inputs(items), options, make)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import NdarrayCodec
-from penstock.engine import arena, build, chunk, gather, loader
+from penstock.engine import build, chunk, gather, loader, row_arena
 from penstock.engine.columns import columns_of
 from penstock.engine.memory import BlockPool
 from penstock.schema.arrow import infer_unischema
@@ -48,7 +48,7 @@ def batches_with(ds, changes, **options):
 
 
 NO_ARENA = [(loader, "make_records", lambda *args, **more: None)]
-ALWAYS_ARENA = [(arena, "_LEAST_COLUMNS", 1), (arena, "_MOST_WASTE", 1e9)]
+ALWAYS_ARENA = [(row_arena, "_LEAST_COLUMNS", 1), (row_arena, "_MOST_WASTE", 1e9)]
 
 
 @st.composite
@@ -93,8 +93,8 @@ def test_records_are_used_where_they_should_be(tmp_path):
         filled.append(first)
         return plain(self, first, parts)
 
-    plain = arena.Records._fill
-    batches, _ = batches_with(ds, [(arena.Records, "_fill", fill)], batch_size=7, shuffle=True, epochs=2)
+    plain = row_arena.Records._fill
+    batches, _ = batches_with(ds, [(row_arena.Records, "_fill", fill)], batch_size=7, shuffle=True, epochs=2)
     assert sorted(filled) == [0, 10, 20, 30, 40, 50]
     assert sorted(ids(batches)) == sorted([*range(60)] * 2)
 
@@ -117,7 +117,7 @@ def test_kept_chunks_are_the_consumers_own_in_every_epoch(tmp_path, shuffle):
 def test_a_full_shelf_keeps_what_it_has_and_the_rest_is_read_again(tmp_path):
     ds = penstock.open(make_parquet(tmp_path, [[10] * 6], columns=narrow))
 
-    class Small(arena.Shelf):
+    class Small(row_arena.Shelf):
         def __init__(self, limit_bytes, slack, pool):
             super().__init__(800, slack, pool)
 

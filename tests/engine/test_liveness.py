@@ -355,7 +355,7 @@ def test_batches_at_hand_that_another_thread_lets_go(data):
 
 
 def test_a_failing_scheduler_is_an_error_and_no_hang(data, monkeypatch):
-    from penstock.engine.window import Residency
+    from penstock.engine.residency import Residency
 
     monkeypatch.setattr(Residency, "read_needed", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(Residency, "read_ahead", lambda *_, **__: None)

@@ -13,7 +13,7 @@ import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
 from penstock.engine import build
-from penstock.engine.chance import transform_wants
+from penstock.engine.randomness import transform_wants
 from penstock.errors import PlanError, TransformError
 from penstock.testing import assert_resumes_exactly, assert_same, make_parquet, mixed
 from tests.engine.make import ids, save

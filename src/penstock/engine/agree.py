@@ -96,7 +96,7 @@ def columns_given(loader: BaseLoader, index: int) -> Given | None:
     if any(isinstance(stage, Transform | SpecStage | Fold) for stage in loader.stages):
         return _seen(loader, index)
     pads, names = padded_columns(loader.stages), output_columns(loader.stages) or []
-    columns = [column for column in loader._facts.columns if column.name in names]
+    columns = [column for column in loader._inputs.columns if column.name in names]
     found: dict[str, Nulls] = {column.name: _nulls_of(column, pads.get(column.name)) for column in columns}
     return found | {MASK: _all_valid} if loader.pads else found
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.selection import Selection
-    from penstock.engine.arena import Records, Shelf
     from penstock.engine.columns import Column
     from penstock.engine.locate import Skipped
     from penstock.engine.memory import BlockPool
+    from penstock.engine.residency import EpochWork
+    from penstock.engine.row_arena import Records, Shelf
     from penstock.engine.stages import Batch, Stage
     from penstock.engine.stats import Stats
-    from penstock.engine.window import EpochWork
     from penstock.source import Source
 
 

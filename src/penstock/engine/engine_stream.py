@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.engine.chance import advice
 from penstock.engine.delivery import Acknowledged, Delivery, Place, Stream
+from penstock.engine.randomness import advice
 from penstock.engine.scheduler import EXIT_WAIT_S
 from penstock.engine.stages import Batch
 from penstock.engine.stats import Stats
@@ -23,8 +23,8 @@ from penstock.errors import DecodeError, PenstockWarning, users_level
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.chance import Watch
     from penstock.engine.locate import Skipped
+    from penstock.engine.randomness import Watch
     from penstock.engine.scheduler import Scheduler
 
 

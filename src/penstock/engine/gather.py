@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from penstock.engine.arena import Records
     from penstock.engine.chunk import Chunk, Part
     from penstock.engine.columns import Column
     from penstock.engine.memory import BlockPool
+    from penstock.engine.row_arena import Records
 
 _SMALL_KEY_CHUNKS = 1 << 16
 """Chunk numbers below this sort as 16-bit keys, which NumPy does by radix: 19 instead of 50 ns a row."""

@@ -1,6 +1,6 @@
 """A loader: batches of a dataset in one global order, from any place on.
 
-Made by `Dataset.loader` from facts (source, selection, columns) and options. It plans epochs, divides the memory and
+Made by `Dataset.loader` from inputs (source, selection, columns) and options. It plans epochs, divides the memory and
 opens streams, each over a `Scheduler`; passes and states are in `batches`. Holds threads only while a stream is alive.
 """
 
@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.engine import host
-from penstock.engine.arena import Shelf, make_records
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.build import Builder
-from penstock.engine.chance import Watch
 from penstock.engine.delivery import Place
-from penstock.engine.describe import choose_order, describe
 from penstock.engine.engine_stream import EngineStream, Record, Ticket
+from penstock.engine.inputs import choose_order, count_needs, describe
 from penstock.engine.memory import BlockPool
-from penstock.engine.needs import count_needs
+from penstock.engine.randomness import Watch
+from penstock.engine.residency import Residency
 from penstock.engine.room import Room
+from penstock.engine.row_arena import Shelf, make_records
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.stages import MASK, FilterRows, ThreadStages, make_stages, output_columns
-from penstock.engine.window import Residency
 from penstock.errors import BudgetError, PenstockWarning, PlanError, users_level
 from penstock.options import READ_COST, SPAN_BYTES
 from penstock.plan import Cursor, Order, Share, State, check, check_owner, check_predicate, plan_epoch, steps_left
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.engine.delivery import Stream
-    from penstock.engine.facts import Facts
+    from penstock.engine.inputs import Inputs, Needs
     from penstock.engine.locate import Skipped
-    from penstock.engine.needs import Needs
     from penstock.engine.output_columns import OutputColumn
     from penstock.engine.process import Payload
     from penstock.engine.report import Report
@@ -88,17 +86,17 @@ class Loader(BaseLoader):
     One pass is `epochs` epochs.
     """
 
-    def __init__(self, facts: Facts, options: LoaderOptions, make: Make | None = None) -> None:
-        self._facts = facts
+    def __init__(self, inputs: Inputs, options: LoaderOptions, make: Make | None = None) -> None:
+        self._inputs = inputs
         self._options = options
         self._make = make = make or Make(options.batch_size)
         rank, world = host.rank_and_world(options.rank, options.world)
         self._share = Share(rank, world, options.batch_size, options.remainder, options.drop_last)
-        self._total_rows = int(facts.counts.sum())
+        self._total_rows = int(inputs.counts.sum())
         self._workers = options.workers or host.default_workers()
         self._memory_bytes = options.memory_bytes or host.default_memory()
         self.stages = make_stages(
-            facts.columns,
+            inputs.columns,
             options,
             total=self._total_rows,
             filter_rows=None if make.late is None else FilterRows(make.late, make.unseen),
@@ -110,7 +108,7 @@ class Loader(BaseLoader):
         watch = Watch() if options.pool != "process" and self._calls_user else None
         self._record = Record(options.skip_limit, watch)
         self._planned: EpochPlan | None = None
-        order = choose_order(facts, options)
+        order = choose_order(inputs, options)
         super().__init__(Place.at(order, Cursor.start(0, order, self._total_rows), options.epochs))
         self._check_mask()
         self._check_endless()
@@ -121,7 +119,7 @@ class Loader(BaseLoader):
         """Warn, once a run, of what the plan says could be better."""
         if self.order.is_line and self.world == 1:
             return  # one rank reads every chunk once, in order
-        if self._total_rows and len(self._facts.counts) <= _ADVISE_CHUNKS:
+        if self._total_rows and len(self._inputs.counts) <= _ADVISE_CHUNKS:
             advice = self.plan.warnings
             if advice:
                 warnings.warn("; also: ".join(advice), PenstockWarning, stacklevel=users_level())
@@ -157,9 +155,9 @@ class Loader(BaseLoader):
 
     def state_of(self, place: Place) -> dict[str, Any]:
         """Return a place as small JSON."""
-        facts = self._facts
-        content = facts.source.content()
-        return State(place.order, place.cursor, facts.dataset, facts.rows, self._predicate(), content).to_json()
+        inputs = self._inputs
+        content = inputs.source.content()
+        return State(place.order, place.cursor, inputs.dataset, inputs.rows, self._predicate(), content).to_json()
 
     def _predicate(self) -> str | None:
         return None if self._make.late is None else self._make.late.digest
@@ -167,10 +165,10 @@ class Loader(BaseLoader):
     def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return the place of a state; StateMismatch or BudgetError if this loader cannot go on from it."""
         loaded = State.from_json(state)
-        facts = self._facts
-        content = None if loaded.content is None else facts.source.content()
+        inputs = self._inputs
+        content = None if loaded.content is None else inputs.source.content()
         check(
-            loaded, dataset=facts.dataset, content=content, rows=facts.rows, seed=self._options.seed,
+            loaded, dataset=inputs.dataset, content=content, rows=inputs.rows, seed=self._options.seed,
             kind=self._progress.place.order.kind,
         )  # fmt: skip
         check_predicate(loaded, self._predicate())
@@ -229,7 +227,7 @@ class Loader(BaseLoader):
         """
         if self._options.epochs is None:
             return None
-        items = self._facts.items
+        items = self._inputs.items
         return sum(items.count_units(plan.rows(0, plan.num_items)[0]) for plan in self._plans(self._plan(place)))
 
     # -- what it says about itself ----------------------------------------------------------------------------------
@@ -284,12 +282,12 @@ class Loader(BaseLoader):
         """
         from penstock.engine.output_columns import describe_columns
 
-        return describe_columns(self._facts, self.stages)
+        return describe_columns(self._inputs, self.stages)
 
     def may_be_null(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of the stored columns among `names` that may hold nulls, by their fields and footers."""
-        stored = {column.name for column in self._facts.columns}
-        return may_hold_nulls(self._facts.source, [name for name in names if name in stored])
+        stored = {column.name for column in self._inputs.columns}
+        return may_hold_nulls(self._inputs.source, [name for name in names if name in stored])
 
     def probe(self, most_rows: int | None = None) -> Batch | None:
         """Return the first batch in stored order that has rows, made in this thread; None where there is none.
@@ -304,14 +302,14 @@ class Loader(BaseLoader):
             remainder=options.remainder if options.remainder == "pad" else "drop", pool="serial", on_error="raise",
             skip_limit=None,
         )  # fmt: skip
-        with Loader(self._facts, plain, replace(self._make, batch_items=min(size, self._make.batch_items))) as first:
+        with Loader(self._inputs, plain, replace(self._make, batch_items=min(size, self._make.batch_items))) as first:
             return next((batch for batch in first if not batch or len(next(iter(batch.values())))), None)
 
     @property
     def plan(self) -> Plan:
         """What this loader does from here to the end of the epoch; print it. Costs microseconds a row group."""
         place = self.place()
-        return describe(self._facts, place.order, place.cursor, self._share, self._options)
+        return describe(self._inputs, place.order, place.cursor, self._share, self._options)
 
     @property
     def pads(self) -> bool:
@@ -376,20 +374,20 @@ class Loader(BaseLoader):
         """Return the plan of the epoch from a place on; the last one is kept."""
         planned, cursor = self._planned, place.cursor
         if planned is None or (planned.cursor, planned.order) != (cursor, place.order):
-            planned = plan_epoch(self._facts.counts, order=place.order, cursor=cursor, share=self._share)
+            planned = plan_epoch(self._inputs.counts, order=place.order, cursor=cursor, share=self._share)
             self._planned = planned
         return planned
 
     def _plans(self, first: EpochPlan) -> Iterator[EpochPlan]:
         """Give the plans of what is left of the pass, epoch by epoch."""
         yield first
-        plan, length, counts = first, self._options.epochs, self._facts.counts
+        plan, length, counts = first, self._options.epochs, self._inputs.counts
         while length is None or (plan.cursor.epoch + 1) % length:
             plan = plan_epoch(counts, order=plan.order, cursor=plan.next_epoch(), share=self._share)
             yield plan
 
     def _check_mask(self) -> None:
-        if self._options.remainder == "pad" and any(column.name == MASK for column in self._facts.columns):
+        if self._options.remainder == "pad" and any(column.name == MASK for column in self._inputs.columns):
             raise PlanError(
                 f"remainder='pad' adds a column {MASK!r}, which the dataset has already; select other columns, or use "
                 "another remainder"
@@ -405,19 +403,19 @@ class Loader(BaseLoader):
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def _check_budget(self, place: Place) -> Needs:
-        facts, plan = self._facts, self._plan(place)
-        window_bytes = facts.items.visits(plan.visits).most_rows(facts.held_chunk_bytes)
+        inputs, plan = self._inputs, self._plan(place)
+        window_bytes = inputs.items.visits(plan.visits).most_rows(inputs.held_chunk_bytes)
         needs = count_needs(
-            facts, window_bytes, self._make.batch_rows(facts.items, is_line=plan.order.is_line), self._options.pool
+            inputs, window_bytes, self._make.batch_rows(inputs.items, is_line=plan.order.is_line), self._options.pool
         )
         if needs.least > self._memory_bytes and self._total_rows:
-            largest = int(np.where(facts.selected > 0, facts.chunk_bytes, -1).argmax())
-            noun = facts.source.facts.part_noun
+            largest = int(np.where(inputs.selected > 0, inputs.chunk_bytes, -1).argmax())
+            noun = inputs.source.facts.part_noun
             raise BudgetError(
                 f"memory_bytes={self._memory_bytes:,} is too little: the shuffle buffer of {needs.window_bytes:,} "
                 f"bytes, one read of {needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least "
                 f"{needs.least:,} "
-                f"(the largest {noun}: {facts.source.locate(largest)}, {int(facts.chunk_bytes[largest]):,} bytes in "
+                f"(the largest {noun}: {inputs.source.locate(largest)}, {int(inputs.chunk_bytes[largest]):,} bytes in "
                 f"memory); raise memory_bytes, or lower shuffle_bytes or batch_size, or write smaller {noun}s",
                 least=needs.least,
             )
@@ -425,7 +423,7 @@ class Loader(BaseLoader):
 
     def _schedule(self, place: Place, every: tuple[int, int]) -> Scheduler:
         """Return what carries out the rest of a pass, or every n-th batch of it; its threads start with `next`."""
-        facts, options, needs = self._facts, self._options, self._check_budget(place)
+        inputs, options, needs = self._inputs, self._options, self._check_budget(place)
         first = self._plan(place)
         is_line = first.order.is_line
         workers = 0 if options.pool == "serial" else self._workers
@@ -436,12 +434,12 @@ class Loader(BaseLoader):
         budget = self._memory_bytes - (ahead + 1) * span_bytes
         pool = BlockPool(keep=max(ahead, workers) + 3)
         shelf = self._make_shelf(budget, pool, needs) if is_line else None
-        window = self._make_window(
+        residency = self._make_residency(
             budget if shelf is None else int(budget * (1 - _RETAIN_SHARE)), shelf, shuffled=not is_line
         )
         builder = Builder(
-            source=facts.source, selection=facts.selection, columns=facts.columns, stages=self.stages, pool=pool,
-            stats=self._record.stats, seed=options.seed, skip=options.on_error == "skip", arena=window.arena,
+            source=inputs.source, selection=inputs.selection, columns=inputs.columns, stages=self.stages, pool=pool,
+            stats=self._record.stats, seed=options.seed, skip=options.on_error == "skip", arena=residency.arena,
             shelf=shelf, limit_bytes=self._chunk_limit(needs), room=self._room(free),
         )  # fmt: skip
         last = None
@@ -451,18 +449,18 @@ class Loader(BaseLoader):
             workers=workers,
             span_batches=span_batches,
             ahead_spans=ahead,
-            num_chunks=len(facts.selected),
+            num_chunks=len(inputs.selected),
             views=is_line and options.remainder != "pad",
             last_epoch=last,
             positions=any(stage.wants for stage in self.stages) or self._seeds_processes,
-            items=facts.items,
+            items=inputs.items,
             batch_items=self._make.batch_items,
             batch_size=options.batch_size,
             aligned=self._make.aligned and is_line,
             every=every,
         )
         finishers = self._make_finishers(workers, builder.halted)
-        return Scheduler(self._plans(first), window, builder, limits, finishers)
+        return Scheduler(self._plans(first), residency, builder, limits, finishers)
 
     def _chunk_limit(self, needs: Needs) -> int:
         """Return the bytes that one chunk may take, as Arrow: what its read can have beside window and batches.
@@ -470,7 +468,7 @@ class Loader(BaseLoader):
         A little more, since estimates scatter: a run that was accepted is not to end over a few percent.
         """
         room = self._memory_bytes - needs.window_bytes - 2 * needs.batch_bytes
-        return int(_TOLERANCE * room / READ_COST / self._facts.slack)
+        return int(_TOLERANCE * room / READ_COST / self._inputs.slack)
 
     def _room(self, free: int) -> Room:
         """Return the room for decoded cells where so many bytes are free for batches: two of them fit at least."""
@@ -482,28 +480,28 @@ class Loader(BaseLoader):
     def _span_batches(self, batch_bytes: int, every: tuple[int, int]) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
         slow = self._options.pool == "process" or self._make.aligned or any(stage.is_slow for stage in self.stages)
-        slow = slow or not self._facts.items.one_row or every[1] > 1
-        if slow or not all(column.light for column in self._facts.columns):
+        slow = slow or not self._inputs.items.one_row or every[1] > 1
+        if slow or not all(column.light for column in self._inputs.columns):
             return 1
         return max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))
 
     def _make_shelf(self, budget: int, pool: BlockPool, needs: Needs) -> Shelf | None:
         """Return where a line order keeps chunks for the next epoch, if there is one and all chunks will fit."""
-        facts = self._facts
+        inputs = self._inputs
         room, rest = int(budget * _RETAIN_SHARE), int(budget * (1 - _RETAIN_SHARE))
-        all_bytes = int(facts.held_chunk_bytes.sum())
+        all_bytes = int(inputs.held_chunk_bytes.sum())
         if self._options.epochs == 1 or all_bytes > room:
             return None
-        return None if needs.window_bytes + needs.read_bytes > rest else Shelf(room, facts.slack, pool)
+        return None if needs.window_bytes + needs.read_bytes > rest else Shelf(room, inputs.slack, pool)
 
-    def _make_window(self, budget: int, shelf: Shelf | None, *, shuffled: bool) -> Residency:
-        facts = self._facts
-        chunk_bytes = facts.held_chunk_bytes
-        whole_bytes = np.ceil(facts.chunk_bytes * facts.slack).astype(np.int64)
+    def _make_residency(self, budget: int, shelf: Shelf | None, *, shuffled: bool) -> Residency:
+        inputs = self._inputs
+        chunk_bytes = inputs.held_chunk_bytes
+        whole_bytes = np.ceil(inputs.chunk_bytes * inputs.slack).astype(np.int64)
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
-        arena = make_records(facts.columns, facts.selected, budget) if shuffled else None
+        arena = make_records(inputs.columns, inputs.selected, budget) if shuffled else None
         reads = (READ_COST - 1) * whole_bytes
-        return Residency(budget, ahead, chunk_bytes, reads, shuffled, facts.slack, arena, shelf)
+        return Residency(budget, ahead, chunk_bytes, reads, shuffled, inputs.slack, arena, shelf)
 
     @property
     def _calls_user(self) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.engine.columns import Column
-    from penstock.engine.facts import Facts
+    from penstock.engine.inputs import Inputs
     from penstock.engine.padding import Padding
     from penstock.engine.stages import Stage
     from penstock.schema.unischema import UnischemaField
@@ -47,10 +47,10 @@ class OutputColumn:
     """Whether it may hold nulls: its field says so, and the footers do not know better."""
 
 
-def describe_columns(facts: Facts, stages: Sequence[Stage]) -> tuple[OutputColumn, ...]:
+def describe_columns(inputs: Inputs, stages: Sequence[Stage]) -> tuple[OutputColumn, ...]:
     """Return the columns of a batch, in its order, before a `transform=` function changes them."""
     hidden = stage_of(stages, FilterRows)
-    read = {column.name: column for column in facts.columns if hidden is None or column.name not in hidden.hidden}
+    read = {column.name: column for column in inputs.columns if hidden is None or column.name not in hidden.hidden}
     rowwise, paddings = stage_of(stages, RowTransform), padded_columns(stages)
     if rowwise is None:
         fields, edited = {name: column.field for name, column in read.items()}, set[str]()
@@ -58,13 +58,13 @@ def describe_columns(facts: Facts, stages: Sequence[Stage]) -> tuple[OutputColum
         fields = {field.name: field for field in rowwise.fields}
         edited = {field.name for field in rowwise.spec.edit_fields}
     kept = {name: read[name] for name in fields if name in read and name not in edited}
-    nulls = may_hold_nulls(facts.source, kept)
+    nulls = may_hold_nulls(inputs.source, kept)
     fold, steps = stage_of(stages, Fold), dict[str, int | None].fromkeys(fields)
     if fold is not None:
         steps = {
             name: len(each) for name, each in (fold.steps or dict.fromkeys(fields, tuple(range(fold.length)))).items()
         }
-    schema = facts.source.facts.arrow_schema
+    schema = inputs.source.facts.arrow_schema
     return tuple(
         OutputColumn(
             name=name,

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.engine.chance import seed_globals
 from penstock.engine.gather import Gathered
 from penstock.engine.memory import BlockPool
+from penstock.engine.randomness import seed_globals
 from penstock.engine.shared import Packer, SharedBlock, unpack
 from penstock.engine.stages import run_stages
 from penstock.errors import PlanError, WorkerDied

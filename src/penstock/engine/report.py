@@ -259,9 +259,9 @@ class Report:
 
     def prometheus(self, **labels: str) -> str:
         """Return the counters in Prometheus' text format, with rank and world as labels, and `labels` if given."""
-        from penstock.engine.exposition import exposition
+        from penstock.engine.prometheus import prometheus_text
 
-        return exposition(self, {"rank": str(self.rank), "world": str(self.world), **labels}, WAIT_BOUNDS)
+        return prometheus_text(self, {"rank": str(self.rank), "world": str(self.world), **labels}, WAIT_BOUNDS)
 
 
 def make_report(stats: Stats, **known: Any) -> Report:

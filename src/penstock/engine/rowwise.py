@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.codecs.narrowing import exact_in_float64
 from penstock.codecs.row_values import null_rows, objects_of, row_values, to_series
-from penstock.engine.chance import NAMES, transform_wants
+from penstock.engine.randomness import NAMES, transform_wants
 from penstock.engine.stages import Stage
 from penstock.errors import TransformError
 from penstock.halt import is_halted

@@ -36,8 +36,8 @@ from penstock.engine.build import Built, Results, Span, index_span
 from penstock.engine.chunk import Chunk
 from penstock.engine.delivery import CLOSED, FORKED
 from penstock.engine.memory import release_unused
+from penstock.engine.residency import EpochWork
 from penstock.engine.room import go_on
-from penstock.engine.window import EpochWork
 from penstock.errors import LoaderClosed
 from penstock.halt import wait_in
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.build import Builder
     from penstock.engine.chunk import LostChunk
-    from penstock.engine.window import Read, Residency
+    from penstock.engine.residency import Read, Residency
     from penstock.plan import EpochPlan
     from penstock.plan.grouping import Grouping
 
@@ -97,10 +97,10 @@ class Scheduler:
     """Carries out a sequence of epochs for one consumer."""
 
     def __init__(
-        self, plans: Iterator[EpochPlan], window: Residency, builder: Builder, limits: Limits, finishers: list[Any]
+        self, plans: Iterator[EpochPlan], residency: Residency, builder: Builder, limits: Limits, finishers: list[Any]
     ) -> None:
         self._plans = plans
-        self._window = window
+        self._residency = residency
         self._builder = builder
         self._limits = limits
         self._finishers = finishers
@@ -154,7 +154,7 @@ class Scheduler:
         one = self._pop()
         if one is None:
             self.stop()
-            if self._window.is_tight:
+            if self._residency.is_tight:
                 release_unused()  # what the threads have freed; new ones might not find it
             return None
         if isinstance(one, Built):
@@ -217,7 +217,7 @@ class Scheduler:
             found = self._built.pop(self._deliver)
             self._deliver += 1
             for number in [number for number in self._cells if number < self._deliver - 1]:
-                self._window.lent_bytes -= self._cells.pop(number)
+                self._residency.lent_bytes -= self._cells.pop(number)
             if not isinstance(found, BaseException):
                 self._ready.extend(found)  # under the lock: who finds nothing left may stop the run
             self._cond.notify_all()
@@ -293,8 +293,8 @@ class Scheduler:
         self._built.clear()
         self._ready.clear()
         self._spans.clear()
-        self._window.residents.clear()
-        self._window.works.clear()
+        self._residency.residents.clear()
+        self._residency.works.clear()
         self._builder.pool.clear()
         self._builder.room.wait = go_on  # no cycle: what a run holds goes with it, not with a collection
         if self._builder.shelf is not None:
@@ -314,7 +314,7 @@ class Scheduler:
 
     def _pick(self) -> Callable[[int], None] | None:
         while self._returned:
-            self._window.lent_bytes -= self._returned.popleft()
+            self._residency.lent_bytes -= self._returned.popleft()
         task = self._pick_build()
         if task is None and not self._spans:
             task = self._pick_index()
@@ -344,18 +344,18 @@ class Scheduler:
         self._spans.popleft()
         self._building += span.end_step - span.first_step
         for index in chunks:
-            self._window.hold(span.work, index, span.work.base + span.hi)
+            self._residency.hold(span.work, index, span.work.base + span.hi)
         return lambda worker: self._do_build(span, chunks, worker)
 
     def _loaded(self, span: Span, indices: list[int]) -> dict[int, Chunk | LostChunk] | None:
         """Return the chunks of a span if all are loaded; asked after every read, so from the last one missing on."""
         while span.num_loaded < len(indices):
-            if self._window.chunk(span.work, indices[span.num_loaded]) is None:
+            if self._residency.chunk(span.work, indices[span.num_loaded]) is None:
                 return None
             span.num_loaded += 1
         chunks: dict[int, Chunk | LostChunk] = {}
         for index in indices:
-            loaded = self._window.chunk(span.work, index)
+            loaded = self._residency.chunk(span.work, index)
             if loaded is None:  # left again for lack of room
                 span.num_loaded = span.num_asked = 0
                 return None
@@ -378,21 +378,21 @@ class Scheduler:
             end, num_chunks = span.work.base + span.hi, len(span.chunks)
             while span.num_asked < num_chunks:
                 index = int(span.chunks[span.num_asked])
-                if self._window.key(span.work, index) not in self._window.residents:
-                    read = self._window.read_needed(span.work, index, end=end, force=force, tick=self._tick)
+                if self._residency.key(span.work, index) not in self._residency.residents:
+                    read = self._residency.read_needed(span.work, index, end=end, force=force, tick=self._tick)
                     return None if read is None else self._reading(read)
-                self._window.hold(span.work, index, end)  # it must not leave again: nobody would ask once more
+                self._residency.hold(span.work, index, end)  # it must not leave again: it would not be requested again
                 span.num_asked += 1
         return None
 
     def _pick_plan(self) -> Callable[[int], None] | None:
-        if self._planning or self._ended or len(self._window.works) - self._cut_work > 1:
+        if self._planning or self._ended or len(self._residency.works) - self._cut_work > 1:
             return None
         self._planning = True
         return lambda _: self._do_plan()
 
     def _pick_ahead(self) -> Callable[[int], None] | None:
-        read = self._window.read_ahead(tick=self._tick)
+        read = self._residency.read_ahead(tick=self._tick)
         return None if read is None else self._reading(read)
 
     def _reading(self, read: Read) -> Callable[[int], None]:
@@ -402,14 +402,14 @@ class Scheduler:
 
     def _spans_left(self) -> EpochWork | None:
         """Return the epoch that the next span comes from; None if it is not planned yet."""
-        works = self._window.works
+        works = self._residency.works
         while self._cut_work < len(works) and self._cut_step >= works[self._cut_work].num_batches:
             self._cut_step -= works[self._cut_work].num_batches
             self._cut_work += 1
         return works[self._cut_work] if self._cut_work < len(works) else None
 
     def _cut_tick(self) -> int:
-        work = self._window.works[self._cut_work]
+        work = self._residency.works[self._cut_work]
         return work.base + work.start_of(self._cut_step)
 
     def _cut(self) -> Span | None:
@@ -439,8 +439,8 @@ class Scheduler:
                 self._cond.wait()
             self._num_short -= 1
             self._cells[number] = num_bytes
-            self._window.lent_bytes += num_bytes
-            self._window.shrink(self._tick)
+            self._residency.lent_bytes += num_bytes
+            self._residency.shrink(self._tick)
             self._cond.notify_all()
 
     def _has_room(self, number: int, num_bytes: int) -> bool:
@@ -457,8 +457,8 @@ class Scheduler:
         with self._cond:
             self._running -= 1
             if not self._stopped:
-                self._window.done(read, loaded)
-            tight = self._window.is_tight
+                self._residency.done(read, loaded)
+            tight = self._residency.is_tight
             self._cond.notify_all()
         del loaded
         if tight:
@@ -497,10 +497,10 @@ class Scheduler:
         self._built[span.number] = result
         self._open.pop(span.number, None)
         tick = self._tick
-        for chunk in self._window.leave(tick):
+        for chunk in self._residency.leave(tick):
             if isinstance(chunk, Chunk):
                 self._lend(chunk)
-        works = self._window.works
+        works = self._residency.works
         while self._cut_work and works[0].base + works[0].plan.num_items <= tick:
             works.pop(0)
             self._cut_work -= 1
@@ -513,7 +513,7 @@ class Scheduler:
         if not bases:
             return
         share = chunk.num_bytes // len(bases)
-        self._window.lent_bytes += share * len(bases)
+        self._residency.lent_bytes += share * len(bases)
         for base in bases.values():
             # A deque append takes no lock: this runs in whichever thread drops the last view.
             weakref.finalize(base, self._returned.append, share).atexit = False
@@ -531,7 +531,7 @@ class Scheduler:
             if plan is not None:
                 work = self._limits.work(plan, self._next_base, self._all_batches)
                 self._all_batches += work.all_batches
-                self._window.add(work)
+                self._residency.add(work)
                 self._next_base += plan.num_items
             else:
                 self._ended = True

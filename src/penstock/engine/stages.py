@@ -16,9 +16,9 @@ import numpy as np
 from penstock.codecs.arrow import mask
 from penstock.codecs.base import CellError
 from penstock.codecs.decode import decode_cells, reason_of
-from penstock.engine.chance import BATCH, ROW, generators, transform_wants
 from penstock.engine.chunk import CellLost, Damaged
 from penstock.engine.memory import Cutter, aligned
+from penstock.engine.randomness import BATCH, ROW, generators, transform_wants
 from penstock.errors import TransformError
 from penstock.halt import until
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.codecs import Cells
-    from penstock.engine.chance import Watch
     from penstock.engine.columns import Column
     from penstock.engine.gather import Gathered
     from penstock.engine.memory import BlockPool
+    from penstock.engine.randomness import Watch
     from penstock.options import LoaderOptions
 
 Batch = dict[str, Any]
@@ -78,7 +78,7 @@ class BatchOrigin:
 
         `number`: which of several functions gets them. Each draws from a stream of its own.
         """
-        # 1 and 2 in the third word are a transform on a device and the global states, see `chance`.
+        # 1 and 2 in the third word are a transform on a device and the global states, see `randomness`.
         return generators(wants, (self.seed, self.epoch), (self.first, number and number + 2, BATCH))
 
     def of_row(self, wants: frozenset[str], row: int) -> dict[str, Any]:

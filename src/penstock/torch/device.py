@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.engine.chance import transform_wants
+from penstock.engine.randomness import transform_wants
 from penstock.errors import PlanError, TransformError
 
 if TYPE_CHECKING:

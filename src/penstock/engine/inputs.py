@@ -1,23 +1,30 @@
-"""What a loader knows of its dataset: where to read, which rows, which columns, and how large they are.
+"""What a loader works from: the source, the selected rows, the columns, what is dealt out, and how large it all is.
 
-Filled in by `api` from a source and a selection; a frozen value that the engine and the plan work from.
+Filled in by `api`; a frozen value that engine and plan work from. `choose_order` and `count_needs` derive the order and
+the memory of a run from it, and `describe` puts both into a `Plan` to print. Arithmetic only: reads no data.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from penstock.options import READ_COST
+from penstock.plan.order import Order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.selection import Selection
     from penstock.engine.columns import Column
+    from penstock.options import LoaderOptions, Pool
+    from penstock.plan import Cursor, EpochPlan, Share
     from penstock.plan.grouping import Grouping
+    from penstock.plan.plan import Plan
     from penstock.source import Source
-
 
 _BUFFER_SLACK = 1.4
 """A buffer that grew by doubling keeps up to twice its bytes when it is cut to length; 1.31 was seen for JPEG cells."""
@@ -26,7 +33,7 @@ _MOST_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Inputs:
     """What a loader knows of its dataset."""
 
     source: Source
@@ -90,3 +97,62 @@ class Facts:
         """Bytes of a row in a batch; objects take at least what they take in a chunk."""
         objects = self.variable_bytes if any(c.form == "objects" for c in self.columns) else 0.0
         return sum(c.item_bytes for c in self.columns) + objects
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that a run needs."""
+
+    window_bytes: int
+    """Chunks that must be in memory at once."""
+    read_bytes: int
+    """One read in flight, of the largest chunk."""
+    batch_bytes: int
+    """One batch, with what its making takes."""
+
+    @property
+    def least(self) -> int:
+        """The smallest budget that will do."""
+        return self.window_bytes + self.read_bytes + 2 * self.batch_bytes
+
+
+def count_needs(inputs: Inputs, window_bytes: int, batch_size: int, pool: Pool) -> Needs:
+    """Return what a run with a window of that many bytes needs."""
+    largest = float(inputs.chunk_bytes[inputs.selected > 0].max(initial=0))
+    row_bytes = inputs.decoded_bytes
+    if pool == "process":  # gathered and packed for the process, then in its answer
+        row_bytes += 2 * inputs.column_bytes
+    batch_rows = min(batch_size, max(1, int(inputs.selected.sum())))
+    return Needs(
+        window_bytes,
+        math.ceil(READ_COST * largest * inputs.slack),
+        math.ceil(row_bytes * batch_rows) + inputs.excess_bytes,
+    )
+
+
+def choose_order(inputs: Inputs, options: LoaderOptions) -> Order:
+    """Return the order of a fresh run: its kind, and for lanes their number and block."""
+    kind = options.order_kind
+    if kind != "lanes":
+        return Order(kind, options.seed)
+    from penstock.plan.shuffled import choose_lanes  # here: other orders have no lanes
+
+    chosen = choose_lanes(
+        inputs.counts, row_bytes=inputs.row_bytes, shuffle_bytes=options.shuffle_bytes, lanes=options.lanes
+    )
+    return Order("lanes", options.seed, chosen.lanes, chosen.block)
+
+
+def describe(inputs: Inputs, order: Order, cursor: Cursor, share: Share, options: LoaderOptions) -> Plan:
+    """Return what `share.rank` will do from `cursor` on."""
+    from penstock.plan.plan import Sizes, make_plan  # here: few runs are described
+
+    sizes = Sizes(
+        inputs.row_bytes, inputs.held_bytes, inputs.decoded_bytes, options.shuffle_bytes, inputs.source.facts.part_noun
+    )
+
+    def least(plan: EpochPlan) -> int:
+        window_bytes = inputs.items.visits(plan.visits).most_rows(inputs.held_chunk_bytes)
+        return count_needs(inputs, window_bytes, share.batch_size, options.pool).least
+
+    return make_plan(inputs.counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=least)

@@ -27,7 +27,7 @@ _STAGES = ("read", "gather", "finish", "hand_over")
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 
 
-def exposition(report: Report, labels: Mapping[str, str], bounds: Sequence[float]) -> str:
+def prometheus_text(report: Report, labels: Mapping[str, str], bounds: Sequence[float]) -> str:
     """Return all counters of a report; `bounds` are the upper ends of its classes of waits."""
     own = _labels(labels)
     lines: list[str] = []

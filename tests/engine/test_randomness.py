@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock import TransformSpec, Window
-from penstock.engine.chance import BATCH, ROW, generators, transform_wants
+from penstock.engine.randomness import BATCH, ROW, generators, transform_wants
 from penstock.errors import PenstockWarning, PlanError
 from penstock.predicates import in_lambda
 from penstock.testing import assert_resumes_exactly, make_parquet

@@ -18,9 +18,9 @@ import penstock
 from penstock.engine.build import Built
 from penstock.engine.chunk import Chunk
 from penstock.engine.delivery import Origin
+from penstock.engine.residency import NEVER, EpochWork, Residency
 from penstock.engine.room import Room
 from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.window import NEVER, EpochWork, Residency
 from penstock.plan import Cursor, Order, Share, plan_epoch
 from penstock.plan.grouping import RowGrouping
 from penstock.testing import RecordingFileSystem, make_parquet

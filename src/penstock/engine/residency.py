@@ -19,8 +19,8 @@ from penstock.plan.epoch import Visits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.engine.arena import Records, Shelf
     from penstock.engine.chunk import Chunk, LostChunk
+    from penstock.engine.row_arena import Records, Shelf
     from penstock.plan import EpochPlan
     from penstock.plan.grouping import Grouping
 
@@ -38,7 +38,7 @@ NEVER = 1 << 62
 class EpochWork:
     """One epoch of a run: its plan, its batches, its first tick, and which visits have been taken up."""
 
-    def __init__(  # noqa: PLR0913 -- the facts of one epoch, each from somewhere else
+    def __init__(  # noqa: PLR0913 -- the values of one epoch, each from another place
         self, plan: EpochPlan, base: int, items: Grouping, most: int, *, aligned: bool = False, stride: Stride = (0, 1)
     ) -> None:
         self.plan = plan

@@ -461,11 +461,15 @@ class Dataset:
         source, selection = self._source, self._selection
         items = items or RowGrouping(selection.counts)
         return Inputs(
-            source, selection, self._columns_read(), items,
-            selection.counts, source.facts.chunk_rows, source.row_bytes(), source.row_bytes(self._names),
-            source.chunk_bytes(self._names),
-            source.facts.fingerprint, items.digest(selection.digest()),
-        )  # fmt: skip
+            source=source,
+            selection=selection,
+            columns=self._columns_read(),
+            items=items,
+            row_bytes=source.row_bytes(),
+            column_bytes=source.row_bytes(self._names),
+            chunk_bytes=source.chunk_bytes(self._names),
+            rows=items.digest(selection.digest()),
+        )
 
     def _builder(self) -> Builder:
         return Builder(

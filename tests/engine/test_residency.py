@@ -32,7 +32,7 @@ ROW = 10
 
 def make_window(counts, budget, *, share=True, ahead=1 << 40):
     sizes = np.asarray(counts, np.int64) * ROW
-    return Residency(budget, ahead, sizes, 2 * sizes, share)
+    return Residency(budget_bytes=budget, ahead_bytes=ahead, chunk_bytes=sizes, read_bytes=2 * sizes, share=share)
 
 
 def visiting(*visits, base=0, epoch=0):

@@ -32,7 +32,7 @@ _MOST_BYTES = 1 << 50
 """Beyond any memory: damaged footers declare sizes whose sums do not fit into 64 bits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """What a loader knows of its dataset."""
 
@@ -41,20 +41,24 @@ class Inputs:
     columns: tuple[Column, ...]
     items: Grouping
     """What is dealt out."""
-    selected: NDArray[np.int64]
-    """Selected rows of each chunk."""
-    chunk_rows: NDArray[np.int64]
-    """All rows of each chunk."""
     row_bytes: float
     """Bytes of a row in memory, all columns: decides lanes and block, which must not depend on the columns read."""
     column_bytes: float
     """Bytes of a row in memory, the columns read; of a typical row group."""
     chunk_bytes: NDArray[np.float64]
     """Bytes of all rows of each chunk in memory, the columns read."""
-    dataset: str
-    """Fingerprint."""
     rows: str
-    """Digest of the selection."""
+    """Digest of the selection and of what is dealt out."""
+
+    @property
+    def selected(self) -> NDArray[np.int64]:
+        """Selected rows of each chunk."""
+        return self.selection.counts
+
+    @property
+    def chunk_rows(self) -> NDArray[np.int64]:
+        """All rows of each chunk."""
+        return self.source.facts.chunk_rows
 
     @property
     def counts(self) -> NDArray[np.int64]:

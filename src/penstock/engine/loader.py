@@ -155,9 +155,10 @@ class Loader(BaseLoader):
 
     def state_of(self, place: Place) -> dict[str, Any]:
         """Return a place as small JSON."""
-        inputs = self._inputs
-        content = inputs.source.content()
-        return State(place.order, place.cursor, inputs.dataset, inputs.rows, self._predicate(), content).to_json()
+        source = self._inputs.source
+        return State(
+            place.order, place.cursor, source.facts.fingerprint, self._inputs.rows, self._predicate(), source.content()
+        ).to_json()
 
     def _predicate(self) -> str | None:
         return None if self._make.late is None else self._make.late.digest
@@ -168,7 +169,7 @@ class Loader(BaseLoader):
         inputs = self._inputs
         content = None if loaded.content is None else inputs.source.content()
         check(
-            loaded, dataset=inputs.dataset, content=content, rows=inputs.rows, seed=self._options.seed,
+            loaded, dataset=inputs.source.facts.fingerprint, content=content, rows=inputs.rows, seed=self._options.seed,
             kind=self._progress.place.order.kind,
         )  # fmt: skip
         check_predicate(loaded, self._predicate())
@@ -474,8 +475,8 @@ class Loader(BaseLoader):
         """Return the room for decoded cells where so many bytes are free for batches: two of them fit at least."""
         copies = 3 if self._options.pool == "process" else 1  # decoded, packed, unpacked
         if self._options.memory_bytes is not None:  # only then a batch that needs more is an error
-            return Room(free, free // 2, free, copies)
-        return Room(max(free, host.default_memory()), None, free, copies)
+            return Room(cell_bytes=free, batch_bytes=free // 2, all_bytes=free, copies=copies)
+        return Room(cell_bytes=max(free, host.default_memory()), all_bytes=free, copies=copies)
 
     def _span_batches(self, batch_bytes: int, every: tuple[int, int]) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
@@ -501,7 +502,10 @@ class Loader(BaseLoader):
         ahead = max(_AHEAD_BYTES, int((2 * self._workers + 2) * whole_bytes.max(initial=0)))
         arena = make_records(inputs.columns, inputs.selected, budget) if shuffled else None
         reads = (READ_COST - 1) * whole_bytes
-        return Residency(budget, ahead, chunk_bytes, reads, shuffled, inputs.slack, arena, shelf)
+        return Residency(
+            budget_bytes=budget, ahead_bytes=ahead, chunk_bytes=chunk_bytes, read_bytes=reads, share=shuffled,
+            slack=inputs.slack, arena=arena, shelf=shelf,
+        )  # fmt: skip
 
     @property
     def _calls_user(self) -> bool:

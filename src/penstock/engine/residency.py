@@ -134,7 +134,7 @@ class Read:
     num_bytes: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Residency:
     """The chunks in memory, within a budget of bytes."""
 

@@ -29,7 +29,7 @@ def go_on(number: int, num_bytes: int) -> None:
     """Do not wait."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Room:
     """How many bytes decoded cells of variable shape may take."""
 

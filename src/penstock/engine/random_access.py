@@ -7,7 +7,7 @@ in the requested order. Shares reading, gathering and decoding with the loader; 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 

@@ -68,8 +68,8 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
     tf = tensorflow_module()
     if reader.batched_output and shuffling_queue_capacity:
         raise ValueError(
-            "shuffling_queue_capacity needs a reader of rows: of batches a queue would shuffle whole batches; use "
-            "shuffle_rows=True of make_batch_reader"
+            "shuffling_queue_capacity is not possible with a reader of batches: the queue would shuffle whole batches; "
+            "use shuffle_rows=True of make_batch_reader"
         )
     if tf.executing_eagerly():
         raise RuntimeError(

@@ -129,7 +129,9 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
 def _source_of(source: Any, columns: Iterable[Any] | None, options: dict[str, Any]) -> Source:
     """Return the source that `open` was given, or that a registered opener makes, or that of Parquet files."""
     defaults = {"on_error": "raise", "verify": "first"}
-    given = {name: value for name, value in options.items() if value is not None and value != defaults.get(name)}
+    # Never compare a filesystem: with None, pyarrow 14 crashes.
+    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in given.items() if name not in defaults or value != defaults[name]}
     if hasattr(source, "facts"):
         if given:
             raise TypeError(f"{next(iter(given))}= is for opening a URL; this source is open already")

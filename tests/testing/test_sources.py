@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,6 @@ from penstock.errors import PlanError, SchemaError
 from penstock.source import Location, SourceFacts
 from penstock.testing import FaultySource, MemorySource
 from penstock.testing.source_suite import PART_ROWS, SourceTests, suite_table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class TestMemory(SourceTests):
@@ -38,6 +35,14 @@ class TestParquet(SourceTests):
                     writer.write_table(table.slice(start, num_rows))
                     start += num_rows
         return open_parquet(folder)
+
+    def test_ranges_are_read_in_place_of_the_file(self, source):
+        [one] = source.ranges(0, ["word"])
+        data = Path(one.path).read_bytes()[one.start : one.stop]
+        Path(one.path).unlink()
+        found = source.read(0, ["word"], {one: data})
+        assert found.to_pydict() == suite_table(7).select(["word"]).to_pydict()
+        assert source.ranges(0, []) == []
 
 
 class TestParquetWithCache(TestParquet):
@@ -83,8 +88,6 @@ class CsvSource(MemorySource):
 
 
 def open_csv(url: str, **options: object) -> CsvSource:
-    from pathlib import Path
-
     assert not set(options) - {"columns"}
     return CsvSource(Path(url.removeprefix("csv://")))
 

@@ -1,4 +1,4 @@
-"""A Parquet dataset as facts and a way to read one row group: files, chunks, columns, fingerprint, `read_chunk`.
+"""A Parquet dataset as facts and a way to read one row group: files, chunks, columns, fingerprint, `read`.
 
 `open_parquet` finds the files, reads their footers and decides the columns; plan and engine work on the arrays of the
 `ParquetSource` it gives. Tables come out as Arrow, decompressed but not decoded. It knows nothing of order or batches.
@@ -26,7 +26,7 @@ from penstock.dataset.footers import FooterCache, read_footer
 from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value, python_values
 from penstock.dataset.read import OTHER_FOOTER, REOPEN, FileTouched, StoredRowGroup, read_columns
 from penstock.dataset.resolve_schema import Columns, Known, check_stored, decide_columns, naming_file
-from penstock.dataset.scan import Scan, rows_of, scan_files
+from penstock.dataset.scan import Scan, partition_types_of, rows_of, scan_files
 from penstock.dataset.sizes import fixed_bytes, variable_bytes
 from penstock.dataset.unify_types import cast_column, check_agreement, decoded, merge_schemas, same_values
 from penstock.errors import (
@@ -40,7 +40,7 @@ from penstock.errors import (
 )
 from penstock.schema.arrow import flatten_structs
 from penstock.schema.stored import find_schema
-from penstock.source import Location, SourceFacts, Statistics
+from penstock.source import ByteRange, Location, SourceFacts, Statistics
 from penstock.storage.store import has_file
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from penstock.dataset.footers import Footer, FooterSummary, Seen
     from penstock.options import OnError, Verify
     from penstock.schema.unischema import Unischema
-    from penstock.source import Buffers, ByteRange, Source
+    from penstock.source import Buffers, Source
     from penstock.storage.cache import ChunkCache
 
 
@@ -142,15 +142,17 @@ class ParquetSource:
         part = int(self.facts.chunk_part[chunk])
         return Location(str(self.entries[self.facts.chunk_file[chunk]].path), part, f"row group {part}", row)
 
-    def ranges(self, chunk: int, columns: Sequence[str]) -> Sequence[ByteRange]:  # noqa: ARG002 - the port
-        """Return nothing: files are read here, through the cache where there is one."""
-        return ()
+    def ranges(self, chunk: int, columns: Sequence[str]) -> Sequence[ByteRange]:
+        """Return the bytes of the column chunks; none for partition columns. Reads the footer if it is not kept."""
+        group = self.row_group(chunk)
+        physical = [name for name in columns if name not in self._partitions]
+        return [ByteRange(group.file.path, start, stop) for start, stop in group.ranges(physical).values()]
 
     def read(
         self,
         chunk: int,
         columns: Sequence[str],
-        buffers: Buffers | None = None,  # noqa: ARG002 - `ranges` asks for none
+        buffers: Buffers | None = None,
         *,
         limit_bytes: int | None = None,
     ) -> pa.Table:
@@ -169,7 +171,7 @@ class ParquetSource:
         physical = [name for name in columns if name not in self._partitions]
         if not columns:
             return pa.table({"": pa.nulls(int(self.facts.chunk_rows[chunk]))}).select([])
-        table = self._read(chunk, physical, limit_bytes) if physical else None
+        table = self._read(chunk, physical, buffers, limit_bytes) if physical else None
         for name in physical:
             if name in self.repeated:
                 self._check_folder(table, chunk, name)
@@ -178,8 +180,11 @@ class ParquetSource:
         arrays = [self._column(table, chunk, field) for field in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
 
-    def _read(self, chunk: int, columns: list[str], limit_bytes: int | None) -> pa.Table:
+    def _read(self, chunk: int, columns: list[str], buffers: Buffers | None, limit_bytes: int | None) -> pa.Table:
         group = self.row_group(chunk)
+        if buffers:
+            held = {one.start: pa.py_buffer(data) for one, data in buffers.items() if one.path == group.file.path}
+            group = replace(group, held=held)
         if limit_bytes is not None and not self._surely_fits(chunk, columns, limit_bytes):
             varying = {name: self._fields[name].type for name in columns if name in self._varying}
             fixed = sum(self._bytes_of(name) for name in columns if name not in varying) * group.num_rows
@@ -187,7 +192,7 @@ class ParquetSource:
         try:
             return self._verify(group, chunk, columns)
         except FileTouched:  # once more, whatever happens to the file meanwhile: it may be touched all the time
-            return self._verify(replace(group, watched=False, cached=None), chunk, columns)
+            return self._verify(replace(group, watched=False, cached=None, held=None), chunk, columns)
 
     def _surely_fits(self, chunk: int, columns: Sequence[str], limit_bytes: int) -> bool:
         """Tell whether columns cannot take more memory than that, without a closer look at the footer."""
@@ -462,7 +467,7 @@ def source_of(  # noqa: PLR0913 - what `penstock.open` takes, flat
     partitions = find_partitions([file.relative for file in scan.files])
     # A column that the files hold is read from them; the folder name only repeats it (see `_check_folder`).
     partitions = {name: part for name, part in partitions.items() if name not in base.names}
-    types = _partition_types(scan)
+    types = partition_types_of(scan)
     partitions = {name: cast_partition(part, types.get(name, part.field.type)) for name, part in partitions.items()}
     typed = frozenset(types) & partitions.keys()
     stored, stored_in = _stored_schema(scan) if schema is None else (None, "")
@@ -516,24 +521,6 @@ def _stored_schema(scan: Scan) -> tuple[Unischema | None, str]:
         return found if found[0] is not None else (find_schema(scan.metadata, path=first.path), first.path)
     stored = find_schema(scan.metadata, path=first.path)
     return (stored, first.path) if stored is not None else _schema_beside(first.root, ("_common_metadata",))
-
-
-def _partition_types(scan: Scan) -> dict[str, pa.DataType]:
-    """Return the types with which partition columns were written, as far as files store them.
-
-    Raises:
-        SchemaError: files were written with different types.
-    """
-    found: dict[str, tuple[pa.DataType, str]] = {}
-    for types, path in scan.partition_types:
-        for name, kind in types.items():
-            known, where = found.setdefault(name, (kind, path))
-            if known != kind:
-                raise SchemaError(
-                    f"the files disagree: the partition column {name!r} was written as {kind} in {path} but as "
-                    f"{known} in {where}; open them apart, or give {name!r} one type through schema="
-                )
-    return {name: kind for name, (kind, _) in found.items()}
 
 
 def _all_stored(scan: Scan) -> list[tuple[Unischema, str]]:

@@ -68,6 +68,8 @@ class StoredRowGroup:
     """Whether pages that have checksums are compared with them."""
     limit: MemoryLimit | None = None
     """How much memory its columns may take; None: as much as they do."""
+    held: Mapping[int, Any] | None = None
+    """Column chunks that the caller has fetched, by their first byte: read in place of the file."""
 
     @contextlib.contextmanager
     def opened(self, names: Sequence[str] = ()) -> Iterator[Any]:
@@ -80,6 +82,10 @@ class StoredRowGroup:
             FileChanged, FileTouched: see `check`.
             StoreUnavailable, StoreRefused: the store does not answer, or denies access.
         """
+        if self.held is not None:
+            with self.over(self.held) as file:
+                yield file
+            return
         if self.cached is not None:
             with self.cached.open(self, names) as file:
                 yield file

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.dataset.catalog import DataFile, Root, threads_for
 from penstock.dataset.footers import READ_ERRORS, FooterCache, FooterSummary, Seen, bad_file, read_footer
-from penstock.errors import BadFile, CodecError, FileChanged, MetadataError, PenstockError, StoreError
+from penstock.errors import BadFile, CodecError, FileChanged, MetadataError, PenstockError, SchemaError, StoreError
 from penstock.halt import until
 from penstock.schema.stored import SCHEMA_KEY, find_schema, partition_types
 
@@ -325,3 +325,21 @@ def _samples_agree(scanner: _Scanner, listed: Mapping[int, _Listed]) -> bool:
         except (BadFile, *READ_ERRORS):
             return False
     return True
+
+
+def partition_types_of(scan: Scan) -> dict[str, pa.DataType]:
+    """Return the types with which partition columns were written, as far as files store them.
+
+    Raises:
+        SchemaError: files were written with different types.
+    """
+    found: dict[str, tuple[pa.DataType, str]] = {}
+    for types, path in scan.partition_types:
+        for name, kind in types.items():
+            known, where = found.setdefault(name, (kind, path))
+            if known != kind:
+                raise SchemaError(
+                    f"the files disagree: the partition column {name!r} was written as {kind} in {path} but as "
+                    f"{known} in {where}; open them apart, or give {name!r} one type through schema="
+                )
+    return {name: kind for name, (kind, _) in found.items()}

@@ -53,7 +53,9 @@ def every(kind):
 
 @pytest.mark.parametrize("kind", every(errors.PenstockError) + every(PenstockWarning))
 def test_every_error_and_warning_is_safe_to_print(kind):
-    more = {"path": "/d/\x1b"} if issubclass(kind, BadFile) else {"least": 1} if kind is errors.BudgetError else {}
+    needed = {BadFile: {"path": "/d/\x1b"}, errors.BudgetError: {"least": 1}, errors.StoreError: {"url": "s3://b/\x1b"}}
+    needed[errors.StoreUnavailable] = {"attempts": 8}
+    more = {name: value for base, values in needed.items() if issubclass(kind, base) for name, value in values.items()}
     error = kind("no \x1b[31m\u202e here", **more)
     assert str(error) == "no \\x1b[31m\\u202e here"
     assert error.args == ("no \x1b[31m\u202e here",)

@@ -42,5 +42,5 @@ def test_a_summary_of_sparks_tells_the_content_of_the_files(spark, tmp_path, tim
     assert len(summary.seen) == 1  # the other files' footers were not read
     (tmp_path / "set" / "_metadata").unlink()
     footers = open_parquet(tmp_path / "set")
-    assert len(footers.seen) == len(footers.files) >= 3
+    assert len(footers.seen) == len(footers.facts.files) >= 3
     assert summary.content() == footers.content()

@@ -120,6 +120,8 @@ class EngineStream(Stream[Batch]):
 
     def received(self, place: Place, waited_s: float = 0.0) -> None:
         """Acknowledge all deliveries up to a place."""
+        if self.is_over:  # whatever comes late lies before the end
+            return
         is_end = place is self._end
         self._progress.received(self._number, place, is_end=is_end)
         record, waiting = self._record, self._unacknowledged

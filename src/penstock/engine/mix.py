@@ -308,6 +308,8 @@ class MixStream(Stream[Batch]):
 
     def received(self, place: MixPlace, waited_s: float = 0.0) -> None:
         """Acknowledge all deliveries up to a place, with the loaders they came from."""
+        if self.is_over:  # whatever comes late lies before the end
+            return
         is_end = self._is_through and not self._unacknowledged
         self._progress.received(self._number, place, is_end=is_end)
         with self._lock:

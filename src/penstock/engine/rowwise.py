@@ -163,7 +163,7 @@ class FrameTransform(SpecStage):
             )
 
 
-_NULLS: dict[str, Any] = {"f": np.nan, "m": np.timedelta64("NaT"), "M": np.datetime64("NaT")}
+_NULLS: dict[str, Any] = {"f": np.nan, "m": "NaT", "M": "NaT"}
 """The value for null, by the kind of array; None in arrays of objects."""
 
 

@@ -87,7 +87,15 @@ def _cells(array: pa.Array, item: Item) -> list[Any] | NDArray[np.object_]:
     if form == "extension" and not isinstance(natural_kind(array.type, ""), Fixed):
         return _cells(array.storage, item)
     if form == "dictionary":
-        return _from_dictionary(array, item)
+        # Make each value of the dictionary once, and share it among its rows.
+        if len(array.dictionary) > len(array):  # a slice of a column with many values
+            return _cells(decoded(array), item)
+        try:
+            values = _object_array([*_cells(array.dictionary, item), None])
+        except CellError:  # by row, to name the row, and because the value may be used by none
+            return _cells(decoded(array), item)
+        rows, valid = fixed_view(array.indices, Fixed(np.dtype(np.int64), ()))
+        return values[rows if valid is None else np.where(valid, rows, -1)]
     if form == "runs":
         return _cells(decoded(array), item)
     if form == "text" and item is bytes:
@@ -101,18 +109,6 @@ _READERS: dict[str, tuple[Callable[[pa.Array], list[Any]], type | None]] = {
     "bytes": (byte_strings, bytes),
     "decimal": (decimals, Decimal),
 }
-
-
-def _from_dictionary(array: pa.Array, item: Item) -> list[Any] | NDArray[np.object_]:
-    """Make each value of the dictionary once, and share it among its rows."""
-    if len(array.dictionary) > len(array):  # a slice of a column with many values
-        return _cells(decoded(array), item)
-    try:
-        values = _object_array([*_cells(array.dictionary, item), None])
-    except CellError:  # by row, to name the row, and because the value may be used by none
-        return _cells(decoded(array), item)
-    rows, valid = fixed_view(array.indices, Fixed(np.dtype(np.int64), ()))
-    return values[rows if valid is None else np.where(valid, rows, -1)]
 
 
 def _scalars(array: pa.Array) -> list[Any]:
@@ -179,7 +175,15 @@ def _list_rows(rows: Lists, item: Item) -> list[Any]:
     """Cut lists from one array of their values (numbers, text) or one list of row values (anything deeper)."""
     inner = natural_kind(rows.child.type, "")
     if isinstance(inner, Fixed) or (isinstance(item, np.dtype) and not inner.as_list):
-        return _number_rows(rows, inner, item)
+        if isinstance(item, np.dtype):
+            inner = Fixed(item, inner.shape if isinstance(inner, Fixed) else ())
+        values, valid = _guarded(rows, lambda child: fixed_view(child, cast("Fixed", inner)))
+        values = values.copy()  # of the chunk's memory, which others read
+        if valid is None:
+            found = [values[a:b] if ok else None for a, b, ok in _spans(rows)]
+        else:
+            found = [mask(values[a:b], valid[a:b]) if ok else None for a, b, ok in _spans(rows)]
+        return [None if row is None else row.copy() for row in found] if rows.shared else found
     if inner.as_list:
         flat: Any = _guarded(rows, lambda child: _rows(child, item))
     else:
@@ -198,18 +202,6 @@ def _guarded(rows: Lists, convert: Any) -> Any:
     except CellError as error:
         using = (rows.start <= error.index) & (error.index < rows.stop)
         raise CellError(int(using.argmax()), str(error)) from error
-
-
-def _number_rows(rows: Lists, inner: Fixed | Objects, item: Item) -> list[Any]:
-    if isinstance(item, np.dtype):
-        inner = Fixed(item, inner.shape if isinstance(inner, Fixed) else ())
-    values, valid = _guarded(rows, lambda child: fixed_view(child, cast("Fixed", inner)))
-    values = values.copy()  # of the chunk's memory, which others read
-    if valid is None:
-        found = [values[a:b] if ok else None for a, b, ok in _spans(rows)]
-    else:
-        found = [mask(values[a:b], valid[a:b]) if ok else None for a, b, ok in _spans(rows)]
-    return [None if row is None else row.copy() for row in found] if rows.shared else found
 
 
 def _pairs(rows: Lists) -> list[Any]:

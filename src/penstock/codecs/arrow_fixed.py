@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import NATIVE, Fixed, form_of, natural_kind, temporal_dtype, tensor_order
-from penstock.codecs.arrow_memory import Lists, bits, decimals, decoded, lists, numbers, texts, validity
+from penstock.codecs.arrow_memory import bits, decimals, decoded, lists, numbers, texts, validity
 from penstock.codecs.base import CellError
 from penstock.codecs.times import from_text, in_unit
 
@@ -49,18 +49,14 @@ def fixed_view(array: pa.Array, kind: Fixed, *, writable: bool = False) -> Stack
         values: NDArray[Any] = np.frombuffer(array.buffers()[1], dtype, count, array.offset * dtype.itemsize)
         valid = None
     else:
-        values, valid = _stacked(array, kind)
+        values, valid = _stored(array, kind)
+        if values.dtype != kind.dtype:  # last, when it is known which elements are there: only those must fit
+            values = _cast(values, valid, kind.dtype)
     if not writable:
         values.flags.writeable = False
     elif not values.flags.writeable:
         values = values.copy()
     return values, valid
-
-
-def _stacked(array: pa.Array, kind: Fixed) -> Stacked:
-    """Return the column converted. Converts last, when it is known which elements are there: only those must fit."""
-    values, valid = _stored(array, kind)
-    return values if values.dtype == kind.dtype else _cast(values, valid, kind.dtype), valid
 
 
 def _stored(array: pa.Array, kind: Fixed) -> Stacked:
@@ -152,7 +148,12 @@ def _tensor(array: pa.Array, kind: Fixed) -> Stacked:
 def _list(array: pa.Array, kind: Fixed) -> Stacked:
     """Stack lists, all of which must have the length that the kind says."""
     rows, length, num_rows = lists(array), kind.shape[0], len(array)
-    _check_lengths(rows, length)
+    wrong = (rows.stop - rows.start) != length
+    if rows.valid is not None:
+        wrong &= rows.valid
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise CellError(row, f"wanted a list of {length} values, got {rows.stop[row] - rows.start[row]}")
     if len(rows.child) == 0:
         return np.full((num_rows, *kind.shape), fill_value(kind.dtype), kind.dtype), rows.valid
     values, valid = _stored(rows.child, Fixed(kind.dtype, kind.shape[1:]))
@@ -161,15 +162,6 @@ def _list(array: pa.Array, kind: Fixed) -> Stacked:
         where = np.minimum(where, len(values) - 1)  # null rows take anything; it is filled over
         values, valid = values[where], None if valid is None else valid[where]
     return _rows_of(values, valid, rows.valid, (num_rows, length))
-
-
-def _check_lengths(rows: Lists, length: int) -> None:
-    wrong = (rows.stop - rows.start) != length
-    if rows.valid is not None:
-        wrong &= rows.valid
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise CellError(row, f"wanted a list of {length} values, got {rows.stop[row] - rows.start[row]}")
 
 
 def _fixed_list(array: pa.Array, kind: Fixed) -> Stacked:

@@ -97,7 +97,17 @@ def codec_to_json(codec: DataframeColumnCodec | None) -> dict[str, JSON] | None:
     name = _stored_name(cls)
     if _classes.get(name) is not cls:
         raise CodecError(f"codec {_full_name(cls)} is not registered; write: penstock.register_codec({cls.__name__})")
-    stored: dict[str, JSON] = {"codec": name, "config": _checked_config(codec)}
+    config = codec.config() if isinstance(codec, Codec) else plain_state(codec)
+    try:
+        same = json.loads(json.dumps(config)) == config
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise CodecError(
+            f"the state of {codec!r} must be plain JSON (text, numbers, lists, dicts) to be stored; "
+            "hold only such attributes, or subclass penstock.codecs.Codec with config() and from_config()"
+        )
+    stored: dict[str, JSON] = {"codec": name, "config": config}
     return stored if cls in _BUILT_IN else stored | {"class": _full_name(cls)}
 
 
@@ -135,20 +145,6 @@ def _installed(name: str) -> type[DataframeColumnCodec] | None:
             f"{_stored_name(found)!r}; name the entry point like the codec"
         )
     return found
-
-
-def _checked_config(codec: DataframeColumnCodec) -> dict[str, JSON]:
-    config = codec.config() if isinstance(codec, Codec) else plain_state(codec)
-    try:
-        same = json.loads(json.dumps(config)) == config
-    except (TypeError, ValueError):
-        same = False
-    if not same:
-        raise CodecError(
-            f"the state of {codec!r} must be plain JSON (text, numbers, lists, dicts) to be stored; "
-            "hold only such attributes, or subclass penstock.codecs.Codec with config() and from_config()"
-        )
-    return config
 
 
 def _full_name(cls: type) -> str:

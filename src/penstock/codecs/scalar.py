@@ -100,7 +100,16 @@ class ScalarCodec(Codec):
             return {"spark": self._type.to_json()}
         if isinstance(self._type, np.dtype):
             return {"numpy": self._type.str}
-        return _arrow_to_json(self._type)
+        config: dict[str, JSON] = {"arrow": str(self._type)}
+        try:
+            if _arrow_from_json(config) == self._type:
+                return config
+        except (ValueError, KeyError):
+            pass  # a type whose text says too little: keep its IPC form beside it
+        import pyarrow as pa
+
+        ipc = pa.schema([pa.field("value", self._type)]).serialize().to_pybytes()
+        return {**config, "ipc": base64.b64encode(ipc).decode()}
 
     @classmethod
     def from_config(cls, config: dict[str, JSON]) -> ScalarCodec:
@@ -138,7 +147,35 @@ class ScalarCodec(Codec):
                 f"the shape of field {unischema_field.name!r} must be an empty tuple for a ScalarCodec; it is "
                 f"{unischema_field.shape}"
             )
-        return _plain(self._kind(unischema_field), unischema_field, value)
+        kind = self._kind(unischema_field)
+        if kind == "int":
+            if isinstance(value, _INTEGERS) and not isinstance(value, np.timedelta64):  # which NumPy calls an integer
+                return int(value)
+            if isinstance(value, NO_NUMBERS):
+                raise _other(unischema_field, "an integer", value)
+            whole = int(value)
+            if not isinstance(value, str | bytes) and whole != value:
+                raise ValueError(f"field {unischema_field.name!r} expects an integer, got {value!r:.50}")
+            return whole
+        if kind == "float":
+            if isinstance(value, _FLOATS):
+                return float(value)
+            if isinstance(value, NO_NUMBERS):
+                raise _other(unischema_field, "a float", value)
+            real = float(value)
+            if isinstance(value, _INTEGERS):
+                if not -_EXACT <= value <= _EXACT and real != int(value) and unischema_field.numpy_dtype is np.float64:
+                    raise ValueError(
+                        f"field {unischema_field.name!r}: no float64 is exactly {value}; give a float, or round it"
+                    )
+            elif math.isinf(real) and "inf" not in str(value).lower():
+                raise ValueError(f"field {unischema_field.name!r}: {value!r:.50} is larger than any float")
+            return real
+        if kind == "bool":
+            return flag(unischema_field, value)
+        if kind == "str" and not isinstance(value, str):
+            raise ValueError(f"field {unischema_field.name!r} expects str, got {type(value).__name__}: {value!r:.50}")
+        return str.__str__(value) if kind == "str" else value  # an Enum's own str() would be its name
 
     def decode(self, unischema_field: FieldLike, value: Any) -> Any:
         """Return a stored value as the field's dtype."""
@@ -155,7 +192,10 @@ class ScalarCodec(Codec):
         if isinstance(self._type, SparkType):
             return self._type.kind
         if self._type is None or isinstance(self._type, np.dtype):
-            return _numpy_kind(field.numpy_dtype if self._type is None else self._type)
+            numpy_dtype = field.numpy_dtype if self._type is None else self._type
+            if numpy_dtype is None or numpy_dtype is Decimal:
+                return ""
+            return _KINDS.get(np.dtype(numpy_dtype).kind, "")
         return spark_type_of(self._type, strict=False).kind
 
     def __repr__(self) -> str:
@@ -202,49 +242,6 @@ def _known_type(value: Any) -> SparkType | pa.DataType | np.dtype[Any] | None:
         ) from None
 
 
-def _numpy_kind(numpy_dtype: Any) -> str:
-    if numpy_dtype is None or numpy_dtype is Decimal:
-        return ""
-    return _KINDS.get(np.dtype(numpy_dtype).kind, "")
-
-
-def _plain(kind: str, field: FieldLike, value: Any) -> Any:
-    if kind == "int":
-        return _whole(field, value)
-    if kind == "float":
-        return _real(field, value)
-    if kind == "bool":
-        return flag(field, value)
-    if kind == "str" and not isinstance(value, str):
-        raise ValueError(f"field {field.name!r} expects str, got {type(value).__name__}: {value!r:.50}")
-    return str.__str__(value) if kind == "str" else value  # an Enum's own str() would be its name
-
-
-def _whole(field: FieldLike, value: Any) -> int:
-    if isinstance(value, _INTEGERS) and not isinstance(value, np.timedelta64):  # which NumPy calls an integer
-        return int(value)
-    if isinstance(value, NO_NUMBERS):
-        raise _other(field, "an integer", value)
-    whole = int(value)
-    if not isinstance(value, str | bytes) and whole != value:
-        raise ValueError(f"field {field.name!r} expects an integer, got {value!r:.50}")
-    return whole
-
-
-def _real(field: FieldLike, value: Any) -> float:
-    if isinstance(value, _FLOATS):
-        return float(value)
-    if isinstance(value, NO_NUMBERS):
-        raise _other(field, "a float", value)
-    real = float(value)
-    if isinstance(value, _INTEGERS):
-        if not -_EXACT <= value <= _EXACT and real != int(value) and field.numpy_dtype is np.float64:
-            raise ValueError(f"field {field.name!r}: no float64 is exactly {value}; give a float, or round it")
-    elif math.isinf(real) and "inf" not in str(value).lower():
-        raise ValueError(f"field {field.name!r}: {value!r:.50} is larger than any float")
-    return real
-
-
 def flag(field: FieldLike, value: Any) -> bool:
     """Return True or False; ValueError for anything but booleans and the integers 0 and 1."""
     is_time = isinstance(value, NO_NUMBERS)  # of nanoseconds NumPy makes plain integers
@@ -257,19 +254,6 @@ def flag(field: FieldLike, value: Any) -> bool:
 
 def _other(field: FieldLike, wanted: str, value: Any) -> ValueError:
     return ValueError(f"field {field.name!r} expects {wanted}, got {type(value).__name__}: {value!r:.50}")
-
-
-def _arrow_to_json(kind: pa.DataType) -> dict[str, JSON]:
-    config: dict[str, JSON] = {"arrow": str(kind)}
-    try:
-        if _arrow_from_json(config) == kind:
-            return config
-    except (ValueError, KeyError):
-        pass  # a type whose text says too little: keep its IPC form beside it
-    import pyarrow as pa
-
-    ipc = pa.schema([pa.field("value", kind)]).serialize().to_pybytes()
-    return {**config, "ipc": base64.b64encode(ipc).decode()}
 
 
 def _arrow_from_json(config: dict[str, JSON]) -> pa.DataType:

@@ -94,7 +94,15 @@ def columns_given(loader: BaseLoader, index: int) -> Given | None:
         given: Given = cast("Any", loader).agreed.columns  # of a mix inside the mix
         return given
     if any(isinstance(stage, Transform | SpecStage | Fold) for stage in loader.stages):
-        return _seen(loader, index)
+        # Only a batch tells: the first one in stored order, made in this thread from a row group or two.
+        try:
+            batch = loader.probe()
+        except Exception as error:
+            raise SchemaError(
+                f"loader {index} of the mix has a transform, and what columns it makes was not found out from its "
+                f"first batch: {error}"
+            ) from error
+        return None if batch is None else {name: _nulls_like(name, values) for name, values in batch.items()}
     pads, names = padded_columns(loader.stages), output_columns(loader.stages) or []
     columns = [column for column in loader._inputs.columns if column.name in names]
     found: dict[str, Nulls] = {column.name: _nulls_of(column, pads.get(column.name)) for column in columns}
@@ -109,18 +117,6 @@ def _nulls_of(column: Column, padding: Padding | None) -> Nulls:
     if column.form == "ragged" or getattr(column.kind, "as_list", False):
         return _list
     return partial(_objects, ())
-
-
-def _seen(loader: Loader, index: int) -> Given | None:
-    """Load the first batch in natural order, in this thread: one row group or two, not a window."""
-    try:
-        batch = loader.probe()
-    except Exception as error:
-        raise SchemaError(
-            f"loader {index} of the mix has a transform, and what columns it makes was not found out from its first "
-            f"batch: {error}"
-        ) from error
-    return None if batch is None else {name: _nulls_like(name, values) for name, values in batch.items()}
 
 
 def _nulls_like(name: str, values: Any) -> Nulls:

@@ -75,7 +75,11 @@ def columns_of(fields: Iterable[UnischemaField], types: Sequence[pa.DataType]) -
 
 def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
     if not has_cells(field.codec):
-        return _plain(field, arrow_type)
+        kind = column_kind(arrow_type, numpy_dtype=field.asked_dtype, name=field.name, shape=field.shape)
+        if isinstance(kind, Fixed):
+            num_bytes = kind.dtype.itemsize * math.prod(kind.shape)
+            return Column(field.name, field, "fixed", kind.dtype, kind.shape, kind, num_bytes)
+        return Column(field.name, field, "objects", None, (), kind, _OBJECT_GUESS_BYTES)
     if form_of(arrow_type) not in _CELL_FORMS:
         raise UnsupportedType(
             f"column {field.name!r} is stored as {arrow_type}, and its codec {field.codec} reads bytes or text only; "
@@ -86,11 +90,3 @@ def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
         return Column(field.name, field, "ragged", None, (), None, _VARIABLE_GUESS_BYTES)
     shape = tuple(size for size in field.shape if size is not None)  # no free dimension: the field has a dtype
     return Column(field.name, field, "cells", dtype, shape, None, dtype.itemsize * math.prod(shape))
-
-
-def _plain(field: UnischemaField, arrow_type: pa.DataType) -> Column:
-    kind = column_kind(arrow_type, numpy_dtype=field.asked_dtype, name=field.name, shape=field.shape)
-    if isinstance(kind, Fixed):
-        num_bytes = kind.dtype.itemsize * math.prod(kind.shape)
-        return Column(field.name, field, "fixed", kind.dtype, kind.shape, kind, num_bytes)
-    return Column(field.name, field, "objects", None, (), kind, _OBJECT_GUESS_BYTES)

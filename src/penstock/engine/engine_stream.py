@@ -85,8 +85,10 @@ class EngineStream(Stream[Batch]):
                 watch.user_waits()
                 built = self._scheduler.next()
                 watch.user_works()
-            if self._record.watch is not None:
-                self._warn_of_chance(self._record.watch)
+            seen = self._record.watch
+            if seen is not None and seen.moved:
+                self._record.watch = None
+                warnings.warn(advice(seen.moved), PenstockWarning, stacklevel=users_level())
             if built is None:
                 self._is_through = True
                 return None
@@ -99,11 +101,6 @@ class EngineStream(Stream[Batch]):
             self.release()
             raise
         return Delivery(built.batch, place, built.origin, built.num_rows, built.skipped)
-
-    def _warn_of_chance(self, watch: Watch) -> None:
-        if watch.moved:
-            self._record.watch = None
-            warnings.warn(advice(watch.moved), PenstockWarning, stacklevel=users_level())
 
     def _check_skipped(self, last: Skipped) -> None:
         limit = self._record.skip_limit

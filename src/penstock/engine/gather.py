@@ -193,7 +193,16 @@ def gather(
     """
     chunks = rows.chunks
     run = rows.single_run()
-    stacked = [i for i, column in enumerate(columns) if _stacks(i, column, chunks, run)]
+    # Columns that are copied into stacked arrays: not where a view will do or cells have to be decoded.
+    stacked = [
+        i
+        for i, column in enumerate(columns)
+        if (
+            run is None
+            if column.form == "fixed"
+            else column.form == "cells" and all(cast("CellsPart", chunk.parts[i]).view is not None for chunk in chunks)
+        )
+    ]
     values = _stack(rows, [(i, columns[i]) for i in stacked], pool, arena)
     nulls = frozenset[int]().union(*(chunk.nulls for chunk in chunks))
     found = []
@@ -206,13 +215,6 @@ def gather(
         else:
             found.append(_encoded(rows, column, [chunk.parts[i] for chunk in chunks], valid, skip=skip))
     return found
-
-
-def _stacks(i: int, column: Column, chunks: Sequence[Chunk], run: slice | None) -> bool:
-    """Tell whether a column is copied into a stacked array here: not where a view will do or cells are decoded."""
-    if column.form == "fixed":
-        return run is None
-    return column.form == "cells" and all(cast("CellsPart", chunk.parts[i]).view is not None for chunk in chunks)
 
 
 def _stack(

@@ -83,7 +83,22 @@ class Mix(BaseLoader):
     def __init__(
         self, loaders: Sequence[BaseLoader], weights: Sequence[float], *, seed: int, stop: Stop, missing: Missing
     ) -> None:
-        _check(loaders)
+        if not loaders:
+            raise PlanError("a mix needs at least one pair (loader, weight); got none")
+        seen: dict[int, int] = {}
+        for index, loader in enumerate(loaders):
+            for one in loader.inside():
+                if id(one) in seen:
+                    raise PlanError(
+                        f"loaders {seen[id(one)]} and {index} of the mix are one and the same, or share a loader; add "
+                        "up their weights, or make two from the dataset"
+                    )
+            seen |= {id(one): index for one in loader.inside()}
+            if (loader.rank, loader.world) != (loaders[0].rank, loaders[0].world):
+                raise PlanError(
+                    f"loader 0 of the mix reads for rank {loaders[0].rank} of {loaders[0].world}, loader {index} for "
+                    f"rank {loader.rank} of {loader.world}; give all the same"
+                )
         self.loaders = tuple(loaders)
         """What it draws from: it iterates and closes them."""
         self._deck = Deck(Draws(weights, seed), stop)
@@ -273,7 +288,12 @@ class MixStream(Stream[Batch]):
             if index is None:
                 self._is_through = True
                 break
-            stream = self._stream(index)
+            if index not in self._streams:
+                stream = self._mix.loaders[index].stream(start=self._at.loaders[index])
+                if self._front is not None:
+                    stream.note_ahead(self)
+                self._streams[index] = stream
+            stream = self._streams[index]
             delivery = stream.take()
             if delivery is None:  # earlier than its length said, or it has none
                 self._deck.ran_out(index)
@@ -291,14 +311,6 @@ class MixStream(Stream[Batch]):
                 self._unacknowledged.append((place, index, delivery.place))
             return delivery._replace(batch=batch, place=place)
         return None
-
-    def _stream(self, index: int) -> Stream[Batch]:
-        if index not in self._streams:
-            stream = self._mix.loaders[index].stream(start=self._at.loaders[index])
-            if self._front is not None:
-                stream.note_ahead(self)
-            self._streams[index] = stream
-        return self._streams[index]
 
     def _move(self, index: int, place: Any) -> MixPlace:
         places = list(self._at.loaders)
@@ -369,22 +381,3 @@ def _pair(index: int, pair: Any) -> tuple[BaseLoader, float]:
     if isinstance(weight, bool) or not isinstance(weight, Real) or not float(weight) > 0:
         raise PlanError(f"weights must be numbers above 0; that of loader {index} is {weight!r}")
     return loader, float(weight)
-
-
-def _check(loaders: Sequence[BaseLoader]) -> None:
-    if not loaders:
-        raise PlanError("a mix needs at least one pair (loader, weight); got none")
-    seen: dict[int, int] = {}
-    for index, loader in enumerate(loaders):
-        for one in loader.inside():
-            if id(one) in seen:
-                raise PlanError(
-                    f"loaders {seen[id(one)]} and {index} of the mix are one and the same, or share a loader; add up "
-                    "their weights, or make two from the dataset"
-                )
-        seen |= {id(one): index for one in loader.inside()}
-        if (loader.rank, loader.world) != (loaders[0].rank, loaders[0].world):
-            raise PlanError(
-                f"loader 0 of the mix reads for rank {loaders[0].rank} of {loaders[0].world}, loader {index} for rank "
-                f"{loader.rank} of {loader.world}; give all the same"
-            )

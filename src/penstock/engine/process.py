@@ -76,8 +76,12 @@ class ProcessStages:
 
     def start(self) -> None:
         """Start the process; returns at once, the process gets ready on its own."""
-        if self._payload.needs_script:
-            _refuse_while_importing_main()
+        # The whole script would run in each process that is started while the script is still imported.
+        if self._payload.needs_script and getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise RuntimeError(
+                'a loader with pool="process" is iterated while a process of the pool imports the script; '
+                "put what the script does below `if __name__ == '__main__':`"
+            )
         self._pipe, theirs = self._context.Pipe(duplex=True)
         keep = self._pipe if self._context.get_start_method() == "fork" else None
         self._process = self._context.Process(
@@ -98,27 +102,26 @@ class ProcessStages:
         """Have the process finish a batch; same contract as `run_stages`."""
         del pool  # the batch lies in shared memory instead
         try:
-            return self._ask(gathered, origin)
+            pipe = cast("Connection", self._pipe)
+            packer = Packer()
+            columns = [_pack_gathered(packer, one) for one in gathered]
+            fresh = self._input is None or len(self._input) < packer.num_bytes
+            if fresh:
+                self._input = SharedBlock(max(4096, int(packer.num_bytes * _GROW)))
+            block = cast("SharedBlock", self._input)
+            packer.pack(block.memory)
+            freed = [self._free.popleft() for _ in range(len(self._free))]
+            pipe.send((columns, origin, freed, fresh))
+            if fresh:
+                block.send(pipe, self._process.pid)
+            return self._answer(pipe)
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise self._died() from error
 
-    def _ask(self, gathered: Sequence[Gathered], origin: BatchOrigin) -> tuple[Batch, list[Lost]]:
-        pipe = cast("Connection", self._pipe)
-        packer = Packer()
-        columns = [_pack_gathered(packer, one) for one in gathered]
-        fresh = self._input is None or len(self._input) < packer.num_bytes
-        if fresh:
-            self._input = SharedBlock(max(4096, int(packer.num_bytes * _GROW)))
-        block = cast("SharedBlock", self._input)
-        packer.pack(block.memory)
-        freed = [self._free.popleft() for _ in range(len(self._free))]
-        pipe.send((columns, origin, freed, fresh))
-        if fresh:
-            block.send(pipe, self._process.pid)
-        return self._answer(pipe)
-
     def _answer(self, pipe: Connection) -> tuple[Batch, list[Lost]]:
-        self._await(pipe)
+        ready = mp_connection.wait([pipe, self._process.sentinel])
+        if pipe not in ready and not pipe.poll():
+            raise EOFError
         kind, value = pipe.recv()
         if kind == "error":
             raise _revive(*value)
@@ -132,12 +135,6 @@ class ProcessStages:
         else:
             memory = np.asarray(_SharedLease(self._blocks[number], number, self._free))
         return {name: _unpack_value(memory, form) for name, form in columns}, lost
-
-    def _await(self, pipe: Connection) -> None:
-        """Wait for an answer or for the end of the process, whichever comes first."""
-        ready = mp_connection.wait([pipe, self._process.sentinel])
-        if pipe not in ready and not pipe.poll():
-            raise EOFError
 
     def _died(self) -> WorkerDied:
         self._process.join(1)
@@ -214,7 +211,11 @@ def _serve(pipe: Connection, payload: bytes, inherited: Connection | None) -> No
     """Finish batches until the pipe closes; runs in the process."""
     if inherited is not None:
         inherited.close()  # a forked child would keep its own pipe open and never see the parent's end
-    _set_signals()
+    # Leave Ctrl-C to the parent, and do not run a forked parent's handlers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent, parent_pid = multiprocessing.parent_process(), os.getppid()
     server = _Server(pipe, payload)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -227,23 +228,6 @@ def _serve(pipe: Connection, payload: bytes, inherited: Connection | None) -> No
                 break
     sys.stderr.flush()
     os._exit(0)  # no finalizers of a forked parent's objects
-
-
-def _set_signals() -> None:
-    """Leave Ctrl-C to the parent, and do not run a forked parent's handlers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _refuse_while_importing_main() -> None:
-    """Refuse to start a process in one that still imports the script: the whole script would run in each of them."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            'a loader with pool="process" is iterated while a process of the pool imports the script; '
-            "put what the script does below `if __name__ == '__main__':`"
-        )
 
 
 @contextlib.contextmanager

@@ -49,7 +49,11 @@ class EpochWork:
         self._borders = _borders(plan, most) if aligned else None
         visits = items.visits(plan.visits)
         if self._step > 1:
-            visits = self._own(visits)
+            # Keep the stays of chunks that our batches need: others build those in between.
+            first, last = visits.first // self._most, (visits.last - 1) // self._most
+            latest = (last - self._first) // self._step * self._step + self._first
+            mine = latest >= np.maximum(first, self._first)
+            visits = Visits(visits.chunk[mine], visits.first[mine], visits.last[mine])
         self.chunk = visits.chunk
         self.first = visits.first + base
         self.last = visits.last + base
@@ -82,13 +86,6 @@ class EpochWork:
 
     def _border(self, batch: int) -> int:
         return min(batch * self._most, self.plan.num_items) if self._borders is None else int(self._borders[batch])
-
-    def _own(self, visits: Visits) -> Visits:
-        """Return the stays of chunks that batches of ours need, where others build those in between."""
-        first, last = visits.first // self._most, (visits.last - 1) // self._most
-        latest = (last - self._first) // self._step * self._step + self._first
-        mine = latest >= np.maximum(first, self._first)
-        return Visits(visits.chunk[mine], visits.first[mine], visits.last[mine])
 
     def visits_of(self, chunk: int) -> NDArray[np.intp]:
         """Return the visits to a chunk in this epoch."""
@@ -219,7 +216,9 @@ class Residency:
                     self._ahead.append((first, int(self.chunk_bytes[chunk])))
                     self._ahead_now += int(self.chunk_bytes[chunk])
                     return self._begin(key, chunk, until)
-                self._extend(self.residents[key], until)
+                resident = self.residents[key]
+                resident.until = max(resident.until, until)
+                resident.next_use = None
         return None
 
     def _may_prefetch(self, chunk: int, first: int, tick: int) -> bool:
@@ -240,11 +239,6 @@ class Residency:
             return False
         found = (self.residents.get(self.key(work, chunk)) for work in self.works)
         return any(resident is not None and resident.loaded is None for resident in found)
-
-    @staticmethod
-    def _extend(resident: Resident, until: int) -> None:
-        resident.until = max(resident.until, until)
-        resident.next_use = None
 
     def _begin(self, key: Key, chunk: int, until: int) -> Read:
         num_bytes = int(self.chunk_bytes[chunk])

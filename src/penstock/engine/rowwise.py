@@ -21,7 +21,7 @@ from penstock.errors import TransformError
 from penstock.halt import is_halted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -132,7 +132,10 @@ class FrameTransform(SpecStage):
 
         # Plain numbers need no Series of their own, of which a table has many.
         columns = {
-            name: values if _is_plain(values) and name not in self.dtypes else to_series(values, self.dtypes.get(name))
+            name: values
+            if (type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biuf")
+            and name not in self.dtypes
+            else to_series(values, self.dtypes.get(name))
             for name, values in draft.columns.items()
         }
         frame = pd.DataFrame(columns, copy=False)
@@ -143,11 +146,7 @@ class FrameTransform(SpecStage):
             raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
         if not isinstance(result, pd.DataFrame):
             raise TransformError(f"a transform must return a pandas DataFrame; got {type(result).__name__}")
-        self._check_columns(list(result.columns))
-        edited = {field.name for field in self.spec.edit_fields}
-        draft.columns = {field.name: _array(field, result[field.name], field.name in edited) for field in self.fields}
-
-    def _check_columns(self, found: Sequence[str]) -> None:
+        found = list(result.columns)
         wanted = {field.name for field in self.fields}
         missing = sorted(wanted - set(found))
         extra = sorted(set(found) - wanted - set(self.spec.removed_fields), key=str)
@@ -161,6 +160,8 @@ class FrameTransform(SpecStage):
                 f"the transform's DataFrame has the columns {', '.join(map(repr, found))}; missing: {missing}, not in "
                 f"the schema: {extra}; name new ones in edit_fields and dropped ones in removed_fields"
             )
+        edited = {field.name for field in self.spec.edit_fields}
+        draft.columns = {field.name: _array(field, result[field.name], field.name in edited) for field in self.fields}
 
 
 _NULLS: dict[str, Any] = {"f": np.nan, "m": np.timedelta64("NaT"), "M": np.datetime64("NaT")}
@@ -200,7 +201,12 @@ def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
     if values.dtype != np.object_:
         if edited:
             _check_dtype(field, values.dtype)
-        return _writable(values)
+        if not values.flags.writeable:
+            try:
+                values.flags.writeable = True
+            except ValueError:
+                return values.copy()
+        return values
     cells = list(values)
     if edited:
         for value in cells:
@@ -210,10 +216,6 @@ def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
         stacked = _stacked([one if isinstance(one, np.ndarray) else np.asarray(one, dtype) for one in cells])
         return stacked if isinstance(stacked, np.ndarray) else objects_of(stacked)
     return values
-
-
-def _is_plain(values: Any) -> bool:
-    return type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biuf"
 
 
 def _from_series(series: Any) -> NDArray[Any]:
@@ -232,16 +234,6 @@ def _from_series(series: Any) -> NDArray[Any]:
     if plain is not None and not series.isna().any():
         return cast("NDArray[Any]", series.to_numpy(plain))
     return cast("NDArray[Any]", series.astype(object).where(series.notna(), None).to_numpy(object))
-
-
-def _writable(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that the user may write to: pandas returns read-only views of its frame."""
-    if not values.flags.writeable:
-        try:
-            values.flags.writeable = True
-        except ValueError:
-            return values.copy()
-    return values
 
 
 def _stacked(values: list[Any]) -> Any:
@@ -283,23 +275,18 @@ def check_value(field: UnischemaField, value: Any) -> None:
     if hasattr(value, "dtype"):
         _check_dtype(field, value.dtype)
     elif field.numpy_dtype not in (None, Decimal):
-        _check_plain(field, value)
+        want = np.dtype(field.numpy_dtype)
+        if isinstance(value, bool | int | float | complex | str | bytes) and want.kind in _TAKES:
+            found = np.asarray(value).dtype.kind
+            if found not in _TAKES[want.kind]:
+                raise TransformError(
+                    f"the transform gave {field.name!r} a {type(value).__name__} ({value!r:.40}) where edit_fields "
+                    f"says {want.name}"
+                )
 
 
 _TAKES = {"b": "b", "i": "bi", "u": "bi", "f": "bif", "c": "bifc", "U": "U", "S": "SU"}
 """Kinds of dtypes, and of Python's own values that go with them."""
-
-
-def _check_plain(field: UnischemaField, value: Any) -> None:
-    """Check a value of Python's own: a number, a text, bytes."""
-    want = np.dtype(field.numpy_dtype)
-    if isinstance(value, bool | int | float | complex | str | bytes) and want.kind in _TAKES:
-        found = np.asarray(value).dtype.kind
-        if found not in _TAKES[want.kind]:
-            raise TransformError(
-                f"the transform gave {field.name!r} a {type(value).__name__} ({value!r:.40}) where edit_fields says "
-                f"{want.name}"
-            )
 
 
 def _check_dtype(field: UnischemaField, dtype: Any) -> None:

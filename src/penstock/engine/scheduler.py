@@ -288,7 +288,13 @@ class Scheduler:
         for finisher in self._finishers:
             finisher.close()  # first: a thread may be waiting for its process
         if not inside:
-            self._join(wait_s)
+            deadline = None if wait_s is None else now() + wait_s
+            threads, self._threads = self._threads, []
+            for thread in threads:
+                if thread is threading.current_thread():
+                    continue
+                with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had started; it ends by itself
+                    thread.join(None if deadline is None else max(0.0, deadline - now()))
         self._finishers.clear()
         self._built.clear()
         self._ready.clear()
@@ -299,16 +305,6 @@ class Scheduler:
         self._builder.room.wait = go_on  # no cycle: what a run holds goes with it, not with a collection
         if self._builder.shelf is not None:
             self._builder.shelf.clear()
-
-    def _join(self, wait_s: float | None) -> None:
-        """Wait for all threads but the calling one, for `wait_s` in all."""
-        deadline = None if wait_s is None else now() + wait_s
-        threads, self._threads = self._threads, []
-        for thread in threads:
-            if thread is threading.current_thread():
-                continue
-            with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had started; it ends by itself
-                thread.join(None if deadline is None else max(0.0, deadline - now()))
 
     # -- tasks: picked with the lock held, done without it --------------------------------------------------------
 

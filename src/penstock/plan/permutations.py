@@ -71,14 +71,11 @@ def stable_argsort(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     keys &= low
     places = keys.view(np.int64)
     if ties.any():
-        _settle(places, words, np.flatnonzero(np.append(ties, False) | np.append(False, ties)))
+        # Sort the tied places by whole words; groups stay where they are, as their upper bits differ.
+        tied = np.flatnonzero(np.append(ties, False) | np.append(False, ties))
+        rows = places[tied]  # equal upper bits are in index order, so a stable sort handles equal words too
+        places[tied] = rows[np.argsort(words[rows], kind="stable")]
     return places
-
-
-def _settle(places: NDArray[np.int64], words: NDArray[np.uint64], tied: NDArray[np.int64]) -> None:
-    """Sort the tied places by whole words, in place; groups stay where they are, as their upper bits differ."""
-    rows = places[tied]  # equal upper bits are in index order, so a stable sort handles equal words too
-    places[tied] = rows[np.argsort(words[rows], kind="stable")]
 
 
 def stable_argsort_part(words: NDArray[np.uint64], first: int, last: int) -> NDArray[np.int64]:

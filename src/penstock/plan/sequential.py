@@ -94,15 +94,10 @@ def lay(counts: NDArray[np.int64], *, order: Order, epoch: int) -> Line:
     borders = np.zeros(len(chunks) + 1, dtype=np.int64)
     np.cumsum(counts[chunks], out=borders[1:])
     shift = max(0, (int(borders[-1]) // max(1, len(chunks))).bit_length() - 1)
-    table = _cells(borders, shift)
-    return Line(chunks, borders, shift, table, int(np.diff(table, append=len(chunks) - 1).max(initial=0)))
-
-
-def _cells(borders: NDArray[np.int64], shift: int) -> NDArray[np.int64]:
-    """Return for each cell of 2^shift rows how many chunks begin at or before its first row, less one."""
     first_cell = (borders[:-1] + ((1 << shift) - 1)) >> shift  # the first cell whose first row is not before the chunk
     begun = np.bincount(first_cell, minlength=(int(borders[-1]) >> shift) + 1)
-    return np.cumsum(begun, dtype=np.int64) - 1
+    table = np.cumsum(begun, dtype=np.int64) - 1
+    return Line(chunks, borders, shift, table, int(np.diff(table, append=len(chunks) - 1).max(initial=0)))
 
 
 class LinePlan(EpochPlan):

@@ -16,8 +16,6 @@ import numpy as np
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 _SECOND = 10**18
@@ -54,18 +52,19 @@ def compare(timestamps: NDArray[Any], threshold: Any) -> Neighbours:
     values = np.ma.getdata(timestamps)
     if values.ndim != 1:
         raise PlanError(f"a timestamp must be one value a row; got an array of shape {values.shape}")
-    found = _comparer(values)(values, _python_number(threshold))
+    kinds = {"b": _whole, "i": _whole, "u": _whole, "f": _floats, "m": _dates, "M": _dates, "O": _objects}
+    if values.dtype.kind not in kinds:
+        raise PlanError(f"timestamps must be numbers, Decimals, dates or times; got {values.dtype}")
+    # Numbers of NumPy, and durations of no unit, become Python's, which compare exactly with any other.
+    if isinstance(threshold, np.timedelta64) and np.datetime_data(threshold.dtype)[0] == "generic":
+        threshold = int(threshold.astype(np.int64))
+    elif isinstance(threshold, np.generic) and not isinstance(threshold, np.timedelta64):
+        threshold = threshold.item()
+    found = kinds[values.dtype.kind](values, threshold)
     if not isinstance(timestamps, np.ma.MaskedArray):
         return found
     null = found.null | np.ma.getmaskarray(timestamps)
     return Neighbours(found.ordered & ~(null[:-1] | null[1:]), found.close, null)
-
-
-def _comparer(values: NDArray[Any]) -> Callable[[NDArray[Any], Any], Neighbours]:
-    kinds = {"b": _whole, "i": _whole, "u": _whole, "f": _floats, "m": _dates, "M": _dates, "O": _objects}
-    if values.dtype.kind not in kinds:
-        raise PlanError(f"timestamps must be numbers, Decimals, dates or times; got {values.dtype}")
-    return kinds[values.dtype.kind]
 
 
 def _whole(values: NDArray[Any], threshold: Any) -> Neighbours:
@@ -128,13 +127,6 @@ def _object_limit(value: Any, threshold: Any) -> Any:
     microseconds = _duration(threshold) // _ATTOSECONDS["us"]
     longest = timedelta.max // timedelta(microseconds=1)
     return timedelta(microseconds=max(-longest, min(microseconds, longest)))
-
-
-def _python_number(threshold: Any) -> Any:
-    """Return numbers of NumPy, and durations of no unit, as Python's, which compare exactly with any other."""
-    if isinstance(threshold, np.timedelta64):
-        return threshold if np.datetime_data(threshold.dtype)[0] != "generic" else int(threshold.astype(np.int64))
-    return threshold.item() if isinstance(threshold, np.generic) else threshold
 
 
 def _number(threshold: Any) -> Any:

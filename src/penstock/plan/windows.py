@@ -73,7 +73,16 @@ def window_starts(  # noqa: PLR0913 - the parts of a WindowRule, flat for those 
     timestamps). About 50 ns a row, and 250 with `overlap=False` or a stride.
     """
     rule = WindowRule(length, threshold, overlap, stride)
-    return _starts(_Rows(timestamps, _edges(breaks, len(timestamps)), _same_place), rule, _FRESH)
+    num_rows = len(timestamps)
+    inner = np.unique(np.asarray([] if breaks is None else breaks, np.int64))
+    if len(inner) and not 0 <= inner[0] <= inner[-1] <= num_rows:
+        raise PlanError(f"breaks must be rows in [0, {num_rows}]; got {inner[0]} to {inner[-1]}")
+    inner = inner[(inner > 0) & (inner < num_rows)]
+    return _starts(
+        _Rows(timestamps, np.concatenate((np.zeros(1, np.int64), inner, np.array([num_rows], np.int64))), _same_place),
+        rule,
+        _FRESH,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -253,14 +262,6 @@ def _same_place(row: int) -> tuple[int | None, int]:
     return None, row
 
 
-def _edges(breaks: NDArray[np.int64] | None, num_rows: int) -> NDArray[np.int64]:
-    inner = np.unique(np.asarray([] if breaks is None else breaks, np.int64))
-    if len(inner) and not 0 <= inner[0] <= inner[-1] <= num_rows:
-        raise PlanError(f"breaks must be rows in [0, {num_rows}]; got {inner[0]} to {inner[-1]}")
-    inner = inner[(inner > 0) & (inner < num_rows)]
-    return np.concatenate((np.zeros(1, np.int64), inner, np.array([num_rows], np.int64)))
-
-
 def _starts(rows: _Rows, rule: WindowRule, kept: _Kept) -> NDArray[np.int64]:
     if len(rows.timestamps) < rule.length:
         return np.empty(0, np.int64)
@@ -280,18 +281,6 @@ def _candidates(rows: _Rows, rule: WindowRule) -> NDArray[np.int64]:
     num_rows, length = len(rows.timestamps), rule.length
     if length == 1:
         return np.arange(num_rows, dtype=np.int64)
-    joined = _joined(rows, rule)
-    if joined.all():
-        return np.arange(num_rows - length + 1, dtype=np.int64)
-    gaps_before = np.zeros(num_rows, np.int64)
-    np.cumsum(~joined, out=gaps_before[1:])
-    return np.flatnonzero(gaps_before[length - 1 :] == gaps_before[: num_rows - length + 1]).astype(
-        np.int64, copy=False
-    )
-
-
-def _joined(rows: _Rows, rule: WindowRule) -> NDArray[np.bool_]:
-    """Return for each pair of neighbours whether one window may hold both; NotSorted where a window would be wrong."""
     pairs = compare(rows.timestamps, rule.threshold)
     sizes = np.diff(rows.edges)
     asked = np.repeat(sizes >= rule.length, sizes)[:-1]
@@ -300,7 +289,14 @@ def _joined(rows: _Rows, rule: WindowRule) -> NDArray[np.bool_]:
     if wrong.any():
         at = int(wrong.argmax())
         raise _not_sorted(rows, at if pairs.null[at] else at + 1, null=bool(pairs.null[at : at + 2].any()))
-    return asked & pairs.close
+    joined = asked & pairs.close
+    if joined.all():
+        return np.arange(num_rows - length + 1, dtype=np.int64)
+    gaps_before = np.zeros(num_rows, np.int64)
+    np.cumsum(~joined, out=gaps_before[1:])
+    return np.flatnonzero(gaps_before[length - 1 :] == gaps_before[: num_rows - length + 1]).astype(
+        np.int64, copy=False
+    )
 
 
 def _thin_out(found: NDArray[np.int64], rows: _Rows, rule: WindowRule) -> NDArray[np.int64]:
@@ -373,16 +369,6 @@ class _Sweep:
             return
         if self._begins_anew(chunk, timestamps):
             self._tail = self._kept = None
-        self._find(timestamps)
-        self._num_rows += len(timestamps)
-
-    def _begins_anew(self, chunk: int, timestamps: NDArray[Any]) -> bool:
-        if not self._span or chunk in self._breaks or self._tail is None:
-            return True
-        border = _join(self._tail[-1:], timestamps[:1])
-        return not compare(border, self._rule.threshold).ordered[0]
-
-    def _find(self, timestamps: NDArray[Any]) -> None:
         most = self._rule.length - 1
         carried = timestamps[:0] if self._tail is None or not most else self._tail[-most:]
         together = _join(carried, timestamps) if len(carried) else timestamps
@@ -393,6 +379,13 @@ class _Sweep:
             self.runs.add(starts + base)
             self._kept = base + int(starts[-1]), together[starts[-1] + most]
         self._tail = together[-max(most, 1) :].copy()  # not a view, which would keep the chunk
+        self._num_rows += len(timestamps)
+
+    def _begins_anew(self, chunk: int, timestamps: NDArray[Any]) -> bool:
+        if not self._span or chunk in self._breaks or self._tail is None:
+            return True
+        border = _join(self._tail[-1:], timestamps[:1])
+        return not compare(border, self._rule.threshold).ordered[0]
 
     def _demand(self, base: int) -> _Kept:
         if self._kept is None:

@@ -270,7 +270,13 @@ def _field(made: Any, left: Iterator[int]) -> UnischemaField:
     name, numpy_dtype, shape, codec, nullable = made.args
     if not isinstance(name, str) or not isinstance(nullable, bool | int):
         raise MetadataError(f"Petastorm's stored schema has a field named {_kind(name)}")
-    return UnischemaField(name, _field_dtype(name, numpy_dtype), _shape(shape), _codec(codec, left), bool(nullable))
+    if (
+        not isinstance(shape, tuple | list)
+        or len(shape) > _MAX_DIMS
+        or not all((n is None or (isinstance(n, int) and 0 <= n < 1 << 63)) for n in shape)
+    ):
+        raise MetadataError(f"Petastorm's stored schema has {_kind(shape)} for a shape")
+    return UnischemaField(name, _field_dtype(name, numpy_dtype), tuple(shape), _codec(codec, left), bool(nullable))
 
 
 def _field_dtype(name: str, made: Any) -> Any:
@@ -284,16 +290,6 @@ def _field_dtype(name: str, made: Any) -> Any:
     return dtype
 
 
-def _shape(made: Any) -> tuple[int | None, ...]:
-    if not isinstance(made, tuple | list) or len(made) > _MAX_DIMS or not all(_is_size(n) for n in made):
-        raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a shape")
-    return tuple(made)
-
-
-def _is_size(made: Any) -> bool:
-    return made is None or (isinstance(made, int) and 0 <= made < 1 << 63)
-
-
 def _codec(made: Any, left: Iterator[int]) -> DataframeColumnCodec | None:
     if made is None:
         return None
@@ -301,19 +297,16 @@ def _codec(made: Any, left: Iterator[int]) -> DataframeColumnCodec | None:
         raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a codec")
     state = made.state if isinstance(made.state, dict) else {}
     if Name(made.module, made.name) in _CODECS:
-        return _own_codec(made.name, state)
-    return codec_from_state(made.module, made.name, _plain_state(state, left))
-
-
-def _own_codec(name: str, state: dict[str, Any]) -> DataframeColumnCodec:
-    if name == "ScalarCodec":
-        return ScalarCodec(_spark_type(state.get("_spark_type")))
-    if name == "CompressedImageCodec":
-        kind, quality = state.get("_image_codec", ".png"), state.get("_quality", 80)
-        if not isinstance(kind, str) or not isinstance(quality, int):
-            raise MetadataError("Petastorm's stored schema has a damaged CompressedImageCodec")
-        return CompressedImageCodec(kind, quality)
-    return NdarrayCodec() if name == "NdarrayCodec" else CompressedNdarrayCodec()
+        if made.name == "ScalarCodec":
+            return ScalarCodec(_spark_type(state.get("_spark_type")))
+        if made.name == "CompressedImageCodec":
+            kind, quality = state.get("_image_codec", ".png"), state.get("_quality", 80)
+            if not isinstance(kind, str) or not isinstance(quality, int):
+                raise MetadataError("Petastorm's stored schema has a damaged CompressedImageCodec")
+            return CompressedImageCodec(kind, quality)
+        return NdarrayCodec() if made.name == "NdarrayCodec" else CompressedNdarrayCodec()
+    # Our own values stand for the inert ones; what is neither stays out of reach.
+    return codec_from_state(made.module, made.name, {str(key): _plain(value, left) for key, value in state.items()})
 
 
 def _spark_type(made: Any) -> SparkType | None:
@@ -324,19 +317,14 @@ def _spark_type(made: Any) -> SparkType | None:
     if not isinstance(made, Made) or Name(made.module, made.name) not in _SPARK or not isinstance(made.state, dict):
         raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a Spark type")
     if made.name == "DecimalType":
-        return _decimal_type(made.state.get("precision", 10), made.state.get("scale", 0))
+        precision = made.state.get("precision", 10)
+        scale = made.state.get("scale", 0)
+        if not (
+            isinstance(precision, int) and isinstance(scale, int) and 1 <= precision <= 38 and 0 <= scale <= precision
+        ):
+            raise MetadataError("Petastorm's stored schema has a DecimalType that Spark does not have")
+        return SparkType("DecimalType", precision, scale)
     return SparkType(made.name, element=_spark_type(made.state.get("elementType")))
-
-
-def _decimal_type(precision: Any, scale: Any) -> SparkType:
-    if not (isinstance(precision, int) and isinstance(scale, int) and 1 <= precision <= 38 and 0 <= scale <= precision):
-        raise MetadataError("Petastorm's stored schema has a DecimalType that Spark does not have")
-    return SparkType("DecimalType", precision, scale)
-
-
-def _plain_state(state: dict[str, Any], left: Iterator[int]) -> dict[str, Any]:
-    """Return a user codec's state with our own values for the inert ones; what is neither stays out of reach."""
-    return {str(key): _plain(value, left) for key, value in state.items()}
 
 
 def _plain(value: Any, left: Iterator[int]) -> Any:

@@ -21,14 +21,13 @@ from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.build import Builder
-from penstock.engine.columns import columns_of
-from penstock.engine.inputs import Inputs
+from penstock.engine.engine_stream import Stats
+from penstock.engine.inputs import Inputs, columns_of
 from penstock.engine.loader import Loader
 from penstock.engine.memory import BlockPool
 from penstock.engine.random_access import row_numbers, take_rows
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import Decode, Fold
-from penstock.engine.stats import Stats
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.options import (
     MEMORY_BYTES,
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.row_filter import RowFilter
-    from penstock.engine.columns import Column
+    from penstock.engine.inputs import Column
     from penstock.engine.loader import Make
     from penstock.engine.stages import Batch
     from penstock.options import OnError, Verify, Window
@@ -416,7 +415,7 @@ class Dataset:
         Raises:
             NotSorted: The column does not ascend within a chunk, or with `span` within the dataset.
         """
-        from penstock.engine.column_scan import scan_column
+        from penstock.engine.random_access import scan_column
         from penstock.plan.windows import WindowTable
 
         only = self.select([column])
@@ -486,7 +485,7 @@ class Dataset:
 
 
 def _as_bytes(field: UnischemaField) -> UnischemaField:
-    from penstock.codecs.as_stored import AsStored  # late: only decoding on a GPU asks for it
+    from penstock.codecs.base import AsStored  # late: only decoding on a GPU asks for it
 
     return UnischemaField(field.name, np.bytes_, (), AsStored(), field.nullable)
 

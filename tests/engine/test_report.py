@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from penstock.engine import report as module
+from penstock.engine.engine_stream import KEPT_STEPS, WAIT_BOUNDS, Stats, Step
 from penstock.engine.report import Report, steps_of
-from penstock.engine.stats import KEPT_STEPS, WAIT_BOUNDS, Stats, Step
 from penstock.errors import PlanError
 
 

@@ -11,9 +11,8 @@ import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.codecs.base import JSON, Cells, Codec, DataframeColumnCodec, FieldLike, plain_state, rebuild
-from penstock.codecs.compressed_ndarray import CompressedNdarrayCodec
 from penstock.codecs.image import CompressedImageCodec
-from penstock.codecs.ndarray import NdarrayCodec
+from penstock.codecs.ndarray import CompressedNdarrayCodec, NdarrayCodec
 from penstock.codecs.scalar import ScalarCodec
 from penstock.errors import CodecError
 from penstock.plugins import find_installed

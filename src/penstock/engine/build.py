@@ -1,7 +1,8 @@
 """Read a chunk, find the rows of a span, build its batches: the work of a run, without its scheduling.
 
 Called by the threads of a run. Every error leaves here with its location: file, row group, row and column. Holds no
-lock and keeps no state but the pool of batch memory.
+lock and keeps no state but the pool of batch memory. `Room` limits the memory of cells of variable shape, whose decoded
+size is known from their headers only: a few bytes may claim gigabytes.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk
+from penstock.codecs.base import claimed_bytes
 from penstock.engine.delivery import Origin
-from penstock.engine.gather import Gathered, Picks, Runs, gather
+from penstock.engine.gather import CellLost, Chunk, FixedPart, Gathered, LostChunk, Picks, Runs, gather, make_chunk
 from penstock.engine.locate import Locator
 from penstock.engine.memory import Cutter, aligned
-from penstock.engine.room import Room, within
-from penstock.engine.stages import BatchOrigin, Fold, ThreadStages, refold, stage_of
+from penstock.engine.stages import BatchOrigin, Fold, Lost, ThreadStages, refold, stage_of
 from penstock.errors import BudgetError, CodecError, FileChanged, SchemaError, StoreError, TransformError
 from penstock.halt import until
+from penstock.options import MEMORY_BYTES
 from penstock.storage.faults import store_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.dataset.selection import Selection
-    from penstock.engine.columns import Column
+    from penstock.engine.engine_stream import Stats
+    from penstock.engine.inputs import Column
     from penstock.engine.locate import Skipped
     from penstock.engine.memory import BlockPool
     from penstock.engine.residency import EpochWork
     from penstock.engine.row_arena import Records, Shelf
     from penstock.engine.stages import Batch, Stage
-    from penstock.engine.stats import Stats
     from penstock.source import Source
 
 
@@ -177,6 +178,26 @@ def span_rows(span: Span) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     rows = [np.arange(first, end) for _, first, end in span.runs]
     chunks = [np.full(end - first, chunk) for chunk, first, end in span.runs]
     return np.concatenate(chunks), np.concatenate(rows)
+
+
+def go_on(number: int, num_bytes: int) -> None:
+    """Do not wait."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Room:
+    """How many bytes decoded cells of variable shape may take."""
+
+    cell_bytes: int = MEMORY_BYTES
+    """Of one cell: one that claims more is damaged, or cannot be read in this budget."""
+    batch_bytes: int | None = None
+    """Of one batch; None: as many as it needs, though others wait for it."""
+    all_bytes: int = MEMORY_BYTES
+    """Of all batches that are being made, wait for the consumer, or were taken last."""
+    copies: int = 1
+    """How often a value is in memory while its batch is made."""
+    wait: Callable[[int, int], None] = field(default=go_on)
+    """Called with the number of a span and the bytes that it needs; returns when it may be decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,3 +472,42 @@ def _slice(one: Gathered, lo: int, hi: int) -> Gathered:
     cells = cast("Cells", one.cells)
     part = None if cells.part is None else cells.part[lo:hi]
     return Gathered(valid=valid, cells=Cells(cells.parts, part, cells.start[lo:hi], cells.stop[lo:hi], valid))
+
+
+def within(
+    room: Room, columns: Sequence[Column], gathered: Sequence[Gathered], *, skip: bool
+) -> tuple[list[Gathered], tuple[Lost, ...], int]:
+    """Return the columns with those cells null that claim too many bytes, their rows, and the bytes of the others.
+
+    Raises:
+        CellLost: a cell claims more than there is, and is not to be skipped.
+        BudgetError: all cells together claim more than a batch may have.
+    """
+    found, lost, used = list(gathered), dict[int, Lost](), 0
+    most = room.cell_bytes // room.copies
+    for number, (column, one) in enumerate(zip(columns, gathered, strict=True)):
+        if column.form != "ragged" or one.cells is None:
+            continue
+        sizes = claimed_bytes(column.codec, column.field, one.cells)
+        if sizes is None:
+            continue
+        over = sizes > most
+        for row in np.flatnonzero(over).tolist():
+            reason = (
+                f"its header claims {int(sizes[row]):,} bytes of pixels or elements, and there is room for {most:,}; "
+                "it is damaged, or memory_bytes= must be raised"
+            )
+            if not skip:
+                raise CellLost(row, column.name, reason)
+            lost.setdefault(row, Lost(row, column.name, reason))
+        if over.any():
+            valid = ~over if one.cells.valid is None else one.cells.valid & ~over
+            found[number] = one._replace(valid=valid, cells=replace(one.cells, valid=valid))
+        used += int(sizes[~over].sum()) * room.copies
+        if room.batch_bytes is not None and used > room.batch_bytes:
+            raise BudgetError(
+                f"the cells of one batch up to column {column.name!r} need {used:,} bytes to be decoded, and "
+                f"memory_bytes leaves {room.batch_bytes:,}; raise memory_bytes, or lower batch_size or shuffle_bytes",
+                least=used,
+            )
+    return found, tuple(lost.values()), used

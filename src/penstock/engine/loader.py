@@ -14,14 +14,13 @@ import numpy as np
 
 from penstock.engine import host
 from penstock.engine.base_loader import BaseLoader
-from penstock.engine.build import Builder
+from penstock.engine.build import Builder, Room
 from penstock.engine.delivery import Place
 from penstock.engine.engine_stream import EngineStream, Record, Ticket
 from penstock.engine.inputs import choose_order, count_needs, describe
 from penstock.engine.memory import BlockPool
 from penstock.engine.randomness import Watch
 from penstock.engine.residency import Residency
-from penstock.engine.room import Room
 from penstock.engine.row_arena import Shelf, make_records
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.stages import MASK, FilterRows, ThreadStages, make_stages, output_columns

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from penstock.engine.chunk import LostChunk
+from penstock.engine.gather import LostChunk
 from penstock.errors import BadFile, BudgetError, DecodeError, SchemaError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.dataset.selection import Selection
-    from penstock.engine.chunk import CellLost, Chunk
+    from penstock.engine.gather import CellLost, Chunk
     from penstock.source import Location, Source
 
 

@@ -1,7 +1,8 @@
 """Mix loaders: batches drawn from several of them by weight, in one order that can be saved and resumed like any other.
 
-Made by `penstock.mix` from loaders and weights. `plan.draws` says whose turn it is, `agree` gives all batches the same
-columns; reading, ranks, workers and memory stay those of each loader. Mixes batches, never the rows inside one.
+Made by `penstock.mix` from loaders and weights. `plan.draws` says whose turn it is, `output_columns.Agreed` gives all
+batches the same columns; reading, ranks, workers and memory stay those of each loader. Mixes batches, never the rows
+inside one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections import Counter, deque
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from penstock.engine.agree import Agreed, columns_given
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Delivery, Stream
 from penstock.engine.engine_stream import Ticket
+from penstock.engine.output_columns import Agreed, columns_given
 from penstock.engine.stages import Batch
 from penstock.errors import PlanError, StateMismatch
 from penstock.options import one_of

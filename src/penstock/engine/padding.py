@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.columns import Column
+    from penstock.engine.inputs import Column
     from penstock.engine.stages import Draft
     from penstock.schema import UnischemaField
 

@@ -1,25 +1,28 @@
 """Say where the time of a loader goes: how long each step waited, which stage was the bottleneck, and what would help.
 
 `Loader.report` makes a `Report` from its counters; print it, or hand `prometheus()` to whatever scrapes the job. It
-looks at the last steps only, measures nothing itself and changes nothing.
+looks at the last steps only, measures nothing itself, changes nothing and serves no port.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.engine import host
-from penstock.engine.stats import WAIT_BOUNDS
+from penstock.engine.engine_stream import WAIT_BOUNDS
+from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.engine.stats import Stats, Step
+    from penstock.engine.engine_stream import Stats, Step
 
 __all__ = ["Report"]
 
@@ -259,8 +262,6 @@ class Report:
 
     def prometheus(self, **labels: str) -> str:
         """Return the counters in Prometheus' text format, with rank and world as labels, and `labels` if given."""
-        from penstock.engine.prometheus import prometheus_text
-
         return prometheus_text(self, {"rank": str(self.rank), "world": str(self.world), **labels}, WAIT_BOUNDS)
 
 
@@ -333,3 +334,62 @@ def _plural(pool: str, count: int) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:,.1f} ms" if seconds < 10 else f"{seconds:,.1f} s"
+
+
+_COUNTERS = {
+    "rows": ("rows_total", "Rows delivered."),
+    "batches": ("batches_total", "Batches delivered."),
+    "chunks_read": ("chunks_read_total", "Row groups read."),
+    "bytes_read": ("read_bytes_total", "Bytes read, as they lie in memory."),
+}
+_STAGES = ("read", "gather", "finish", "hand_over")
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+
+
+def prometheus_text(report: Report, labels: Mapping[str, str], bounds: Sequence[float]) -> str:
+    """Return all counters of a report; `bounds` are the upper ends of its classes of waits."""
+    own = _labels(labels)
+    lines: list[str] = []
+    for key, (name, help_text) in _COUNTERS.items():
+        lines += _metric(name, "counter", help_text, [(own, report.stats[key])])
+    stages = [({**own, "stage": stage}, report.stats[f"{stage}_s"]) for stage in _STAGES]
+    lines += _metric("stage_seconds_total", "counter", "Seconds spent in each stage, summed over threads.", stages)
+    lines += _metric("skipped_rows_total", "counter", "Damaged rows left out.", [(own, report.num_skipped)])
+    lines += _metric(
+        "waiting_batches", "gauge", "Batches made that wait for the consumer.", [(own, report.num_waiting)]
+    )
+    lines += _metric("workers", "gauge", "Threads or processes.", [(own, report.workers)])
+    return "\n".join([*lines, *_waits(report, own, bounds)]) + "\n"
+
+
+def _waits(report: Report, own: dict[str, str], bounds: Sequence[float]) -> list[str]:
+    name, totals = "penstock_wait_seconds", list(itertools.accumulate(report.waits))
+    lines = [f"# HELP {name} Seconds that the consumer waited for a batch.", f"# TYPE {name} histogram"]
+    for bound, count in zip([*map(_number, bounds), "+Inf"], totals, strict=True):
+        lines.append(_sample(f"{name}_bucket", {**own, "le": bound}, count))
+    return [*lines, _sample(f"{name}_sum", own, report.stats["wait_s"]), _sample(f"{name}_count", own, totals[-1])]
+
+
+def _metric(name: str, kind: str, help_text: str, samples: Sequence[tuple[dict[str, str], float]]) -> list[str]:
+    head = [f"# HELP penstock_{name} {help_text}", f"# TYPE penstock_{name} {kind}"]
+    return [*head, *(_sample(f"penstock_{name}", labels, value) for labels, value in samples)]
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{name}{{{inside}}} {_number(value)}"
+
+
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
+    for name in labels:
+        if not _NAME.match(name) or name.startswith("__") or name in ("le", "stage"):
+            raise PlanError(f"{name!r} cannot be the name of a label here; use letters, digits and underscores")
+    return {name: str(text) for name, text in labels.items()}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(float(value))

@@ -19,7 +19,7 @@ from penstock.plan.epoch import Visits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.engine.chunk import Chunk, LostChunk
+    from penstock.engine.gather import Chunk, LostChunk
     from penstock.engine.row_arena import Records, Shelf
     from penstock.plan import EpochPlan
     from penstock.plan.grouping import Grouping

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from penstock.codecs.narrowing import exact_in_float64
-from penstock.codecs.row_values import null_rows, objects_of, row_values, to_series
+from penstock.codecs.row_values import exact_in_float64, null_rows, objects_of, row_values, to_series
 from penstock.engine.randomness import NAMES, transform_wants
 from penstock.engine.stages import Stage
 from penstock.errors import TransformError

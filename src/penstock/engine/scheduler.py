@@ -32,12 +32,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.engine.build import Built, Results, Span, index_span
-from penstock.engine.chunk import Chunk
+from penstock.engine.build import Built, Results, Span, go_on, index_span
 from penstock.engine.delivery import CLOSED, FORKED
+from penstock.engine.gather import Chunk
 from penstock.engine.memory import release_unused
 from penstock.engine.residency import EpochWork
-from penstock.engine.room import go_on
 from penstock.errors import LoaderClosed
 from penstock.halt import wait_in
 
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.engine.build import Builder
-    from penstock.engine.chunk import LostChunk
+    from penstock.engine.gather import LostChunk
     from penstock.engine.residency import Read, Residency
     from penstock.plan import EpochPlan
     from penstock.plan.grouping import Grouping

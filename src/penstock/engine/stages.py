@@ -16,7 +16,7 @@ import numpy as np
 from penstock.codecs.arrow import mask
 from penstock.codecs.base import CellError
 from penstock.codecs.decode import decode_cells, reason_of
-from penstock.engine.chunk import CellLost, Damaged
+from penstock.engine.gather import CellLost, Damaged
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.randomness import BATCH, ROW, generators, transform_wants
 from penstock.errors import TransformError
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.codecs import Cells
-    from penstock.engine.columns import Column
     from penstock.engine.gather import Gathered
+    from penstock.engine.inputs import Column
     from penstock.engine.memory import BlockPool
     from penstock.engine.randomness import Watch
     from penstock.options import LoaderOptions

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from penstock.errors import PlanError, StateMismatch
-from penstock.plan.order import check_seed
-from penstock.plan.permutations import DRAWS, Words
+from penstock.plan.order import DRAWS, Words, check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

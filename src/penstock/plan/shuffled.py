@@ -26,10 +26,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan.epoch import EpochPlan, Visits, in_order, joined, repeated
-from penstock.plan.order import Cursor, as_counts, check_lanes, typical_rows
-from penstock.plan.permutations import BLOCKS, Words, stable_argsort, stable_argsort_part
-from penstock.plan.sequential import Line, cut, lay
+from penstock.plan.epoch import EpochPlan, Line, Visits, cut, in_order, joined, lay, repeated
+from penstock.plan.order import (
+    BLOCKS,
+    Cursor,
+    Words,
+    as_counts,
+    check_lanes,
+    stable_argsort,
+    stable_argsort_part,
+    typical_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

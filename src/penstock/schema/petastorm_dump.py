@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
-from penstock.codecs.scalar import spark_type_of
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType, spark_type_of
 from penstock.errors import CodecError, SchemaError, UnsupportedType
 from penstock.schema.unischema import schema_name
 

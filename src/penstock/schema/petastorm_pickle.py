@@ -23,7 +23,7 @@ from penstock.codecs import (
     ScalarCodec,
 )
 from penstock.codecs.registry import codec_from_state
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 from penstock.errors import CodecError, MetadataError, SchemaError
 from penstock.schema.safe_pickle import Made, Name, PickleLimits, SafeReader, checked_key
 from penstock.schema.unischema import Unischema, UnischemaField

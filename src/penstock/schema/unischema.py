@@ -129,7 +129,7 @@ class Unischema:
                     f"Can not create dynamic property {field.name!r} of schema {self._name!r}, which has an attribute "
                     f"of that name; use schema.fields[{field.name!r}]",
                     UserWarning,
-                    stacklevel=3,
+                    stacklevel=2,
                 )
             else:
                 setattr(self, field.name, field)

@@ -149,26 +149,27 @@ def _rows(array: pa.Array, item: Item) -> list[Any]:
     kind = natural_kind(array.type, "")
     if isinstance(kind, Fixed):
         values, valid = fixed_view(array, kind)
-        return _stacked_rows(values.copy(), valid, validity(array))
+        stacked = values.copy()
+        if valid is None:
+            return list(stacked)
+        if valid.ndim == 1:
+            return [value if ok else None for value, ok in zip(stacked, valid.tolist(), strict=True)]
+        known = zip(stacked, valid, _flags(validity(array)), strict=False)
+        return [mask(value, inside) if ok else None for value, inside, ok in known]
     if form == "extension":
         return _rows(array.storage, item)
     if not kind.as_list:
         return list(_cells(array, item))
     if form == "struct":
-        return _dicts(array)
+        names = [field.name for field in struct_fields(array.type)]
+        columns = [_rows(array.field(i), None) for i in range(len(names))]
+        structs = zip(*columns, strict=True)
+        return [
+            dict(zip(names, row, strict=True)) if ok else None
+            for row, ok in zip(structs, _flags(validity(array)), strict=False)
+        ]
     rows = lists(array)
     return _pairs(rows) if form == "map" else _list_rows(rows, item)
-
-
-def _stacked_rows(values: NDArray[Any], valid: NDArray[np.bool_] | None, outer: NDArray[np.bool_] | None) -> list[Any]:
-    """Cut a stacked array into row values: NumPy scalars or arrays, None for null rows."""
-    if valid is None:
-        return list(values)
-    if valid.ndim == 1:
-        return [value if ok else None for value, ok in zip(values, valid.tolist(), strict=True)]
-    return [
-        mask(value, inside) if ok else None for value, inside, ok in zip(values, valid, _flags(outer), strict=False)
-    ]
 
 
 def _list_rows(rows: Lists, item: Item) -> list[Any]:
@@ -209,13 +210,3 @@ def _pairs(rows: Lists) -> list[Any]:
     keys, values = (_rows(rows.child.field(i), None) for i in range(2))
     pairs = list(zip(keys, values, strict=True))
     return [pairs[a:b] if ok else None for a, b, ok in _spans(rows)]
-
-
-def _dicts(array: pa.Array) -> list[Any]:
-    names = [field.name for field in struct_fields(array.type)]
-    columns = [_rows(array.field(i), None) for i in range(len(names))]
-    rows = zip(*columns, strict=True)
-    return [
-        dict(zip(names, row, strict=True)) if ok else None
-        for row, ok in zip(rows, _flags(validity(array)), strict=False)
-    ]

@@ -51,7 +51,16 @@ def fixed_view(array: pa.Array, kind: Fixed, *, writable: bool = False) -> Stack
     else:
         values, valid = _stored(array, kind)
         if values.dtype != kind.dtype:  # last, when it is known which elements are there: only those must fit
-            values = _cast(values, valid, kind.dtype)
+            with np.errstate(all="ignore"):
+                found = in_unit(values, kind.dtype) if values.dtype.kind in "mM" else values.astype(kind.dtype)
+                lost = _lost(values, found)
+            if valid is not None:
+                lost &= np.broadcast_to(_widened(valid, values), values.shape)
+            if lost.any():
+                at = int(lost.argmax())
+                row = at // max(1, lost[0].size)
+                raise CellError(row, f"value {values.reshape(-1)[at]} does not fit {kind.dtype}")
+            values = _filled(found, valid)[0]
     if not writable:
         values.flags.writeable = False
     elif not values.flags.writeable:
@@ -130,19 +139,15 @@ def _runs(array: pa.Array, kind: Fixed) -> Stacked:
 
 def _extension(array: pa.Array, kind: Fixed) -> Stacked:
     if isinstance(array.type, pa.FixedShapeTensorType):
-        return _tensor(array, kind)
+        values, valid = _stored(array.storage, Fixed(kind.dtype, tuple(array.type.shape)))
+        axes = (0, *(axis + 1 for axis in tensor_order(array.type)))
+        if valid is not None and valid.ndim > 1:
+            valid = valid.transpose(axes)
+        return values.transpose(axes), valid
     if array.type.extension_name == "arrow.bool8":
         values, valid = _number(array.storage, kind)
         return values != 0, valid
     return _stored(array.storage, kind)
-
-
-def _tensor(array: pa.Array, kind: Fixed) -> Stacked:
-    values, valid = _stored(array.storage, Fixed(kind.dtype, tuple(array.type.shape)))
-    axes = (0, *(axis + 1 for axis in tensor_order(array.type)))
-    if valid is not None and valid.ndim > 1:
-        valid = valid.transpose(axes)
-    return values.transpose(axes), valid
 
 
 def _list(array: pa.Array, kind: Fixed) -> Stacked:
@@ -241,20 +246,6 @@ _READERS: dict[str, Callable[[Any, np.dtype[Any]], Any]] = {
     "f": _real,
     "M": from_text,
 }
-
-
-def _cast(values: NDArray[Any], valid: NDArray[np.bool_] | None, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert to another dtype; a value that does not survive is a CellError with its row."""
-    with np.errstate(all="ignore"):
-        found = in_unit(values, dtype) if values.dtype.kind in "mM" else values.astype(dtype)
-        lost = _lost(values, found)
-    if valid is not None:
-        lost &= np.broadcast_to(_widened(valid, values), values.shape)
-    if lost.any():
-        at = int(lost.argmax())
-        row = at // max(1, lost[0].size)
-        raise CellError(row, f"value {values.reshape(-1)[at]} does not fit {dtype}")
-    return _filled(found, valid)[0]
 
 
 def _lost(values: NDArray[Any], found: NDArray[Any]) -> NDArray[np.bool_]:

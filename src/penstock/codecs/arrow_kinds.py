@@ -194,7 +194,7 @@ def _extension(arrow_type: pa.DataType, name: str) -> Fixed | Objects:
         inner = natural_kind(arrow_type.value_type, name)
         if not isinstance(inner, Fixed):
             _refuse(name, arrow_type, "store a tensor of numbers")
-        return Fixed(inner.dtype, tensor_shape(arrow_type))
+        return Fixed(inner.dtype, tuple(arrow_type.shape[axis] for axis in tensor_order(arrow_type)))
     if arrow_type.extension_name == "arrow.bool8":
         return Fixed(np.dtype(np.bool_), ())
     return natural_kind(arrow_type.storage_type, name)
@@ -214,11 +214,6 @@ _NESTED: dict[str, Callable[[pa.DataType, str], Fixed | Objects]] = {
 def tensor_order(arrow_type: pa.DataType) -> tuple[int, ...]:
     """Return the axes of a tensor as stored, in the order in which the user sees them."""
     return tuple(arrow_type.permutation or range(len(arrow_type.shape)))
-
-
-def tensor_shape(arrow_type: pa.DataType) -> tuple[int, ...]:
-    """Return the shape of a tensor as the user sees it."""
-    return tuple(arrow_type.shape[axis] for axis in tensor_order(arrow_type))
 
 
 def column_kind(

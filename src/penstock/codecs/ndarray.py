@@ -176,7 +176,9 @@ class NdarrayCodec(Codec):
         if header.size + header.nbytes != width or header.nbytes == 0:
             return None
         rows = data[first:last].reshape(num_rows, width)
-        if not _equal_rows(rows[:, : header.size]):
+        headers = rows[:, : header.size]
+        wide = headers.view(np.uint64) if header.size % 8 == 0 else headers  # 8 bytes at a time
+        if not (wide == wide[0]).all():
             return None
         return rows[:, header.size :].view(dtype).reshape(num_rows, *header.shape)
 
@@ -245,12 +247,6 @@ def _header_of(cell: NDArray[np.uint8]) -> Header | None:
         return parse_header(header_bytes(cell))
     except ValueError:
         return None  # decode_column says what is wrong, and with which cell
-
-
-def _equal_rows(rows: NDArray[np.uint8]) -> bool:
-    """Tell whether all rows equal the first; compares 8 bytes at a time where the length allows."""
-    wide = rows.view(np.uint64) if rows.shape[1] % 8 == 0 else rows
-    return bool((wide == wide[0]).all())
 
 
 _LOCAL_HEADER_BYTES = 30

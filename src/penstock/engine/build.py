@@ -270,7 +270,14 @@ class Builder:
         ready = self._ready(columns)
         if ready is not None and isinstance(finish, ThreadStages):
             return self._slices(span, ready)
-        return self._each(span, lambda step: self._batch(span, columns, step, finish))
+
+        def batch(step: int) -> Built:
+            lo, hi = span.rows_of(step)
+            mine = columns if span.end_step - span.first_step == 1 else [_slice(one, lo, hi) for one in columns]
+            units = slice(lo, hi) if span.windows is None else slice(0, len(span.windows))
+            return self._finish(_Part(span, step, slice(lo, hi), hi - lo, units, span.windows), mine, finish)
+
+        return self._each(span, batch)
 
     def _views(self, span: Span, chunks: Chunks, finish: Any) -> Results:
         """Build the batches of a line span one by one; where nothing is left to be done they are cut at once."""
@@ -353,13 +360,6 @@ class Builder:
         except CellLost as error:
             raise self.locator.decode_error(*_place(span, error.row), error) from error.__cause__
 
-    def _batch(self, span: Span, columns: list[Gathered], step: int, finish: Any) -> Built:
-        lo, hi = span.rows_of(step)
-        if span.end_step - span.first_step > 1:
-            columns = [_slice(one, lo, hi) for one in columns]
-        units = slice(lo, hi) if span.windows is None else slice(0, len(span.windows))
-        return self._finish(_Part(span, step, slice(lo, hi), hi - lo, units, span.windows), columns, finish)
-
     def _finish(self, part: _Part, columns: list[Gathered], finish: Any) -> Built:
         """Take one batch through the stages; errors get their location."""
         began = time.perf_counter()
@@ -412,7 +412,11 @@ class Builder:
         """Build a batch some of whose rows may be lost: an error, or the batch without them."""
         chunks, chunk, row = place
         lo, hi = span.rows_of(step)
-        bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
+        bad = np.zeros(hi - lo, np.bool_)
+        for number, one in chunks.items():
+            if one.damaged:
+                here = chunk[lo:hi] == number
+                bad |= here if isinstance(one, LostChunk) else here & np.isin(row[lo:hi], list(one.damaged))
         for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
             # Files that disagree, have changed or cannot be fetched are not damaged: skipping would lose good rows.
             if not self.skip or isinstance(
@@ -422,7 +426,9 @@ class Builder:
         rows = np.arange(lo, hi)
         gone = tuple(self.locator.skipped_in(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
         rows = rows[~bad]
-        columns = self._gather(span, _picks(chunk[rows], row[rows], cast("dict[int, Chunk]", chunks)))
+        distinct, part = np.unique(chunk[rows], return_inverse=True)
+        there = [cast("Chunk", chunks[int(c)]) for c in distinct]
+        columns = self._gather(span, Picks(there, part.astype(np.intp), row[rows]))
         windows, units = None, rows
         if span.windows is not None:
             windows, whole = refold(span.windows, ~bad)
@@ -436,16 +442,6 @@ def _place(span: Span, row: int) -> tuple[int, int]:
     return int(chunks[row]), int(rows[row])
 
 
-def _is_lost(chunks: Chunks, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell which rows cannot be had: those of lost chunks, and damaged ones of the others."""
-    bad = np.zeros(len(row), np.bool_)
-    for index, one in chunks.items():
-        if one.damaged:
-            here = chunk == index
-            bad |= here if isinstance(one, LostChunk) else here & np.isin(row, list(one.damaged))
-    return bad
-
-
 def _rows(span: Span, chunks: dict[int, Chunk], *, views: bool) -> Runs | Picks:
     if span.runs is not None:
         return Runs([chunks[c] for c, _, _ in span.runs], [(a, b) for _, a, b in span.runs], views=views)
@@ -453,11 +449,6 @@ def _rows(span: Span, chunks: dict[int, Chunk], *, views: bool) -> Runs | Picks:
     return Picks(
         [chunks[int(c)] for c in found], cast("NDArray[np.intp]", span.part), cast("NDArray[np.int64]", span.rows)
     )
-
-
-def _picks(ids: NDArray[np.int64], rows: NDArray[np.int64], chunks: dict[int, Chunk]) -> Picks:
-    distinct, part = np.unique(ids, return_inverse=True)
-    return Picks([chunks[int(c)] for c in distinct], part.astype(np.intp), rows)
 
 
 def _slice(one: Gathered, lo: int, hi: int) -> Gathered:

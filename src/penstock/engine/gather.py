@@ -19,6 +19,7 @@ from penstock.codecs.arrow import Objects, cells_view, fixed_view, objects, take
 from penstock.codecs.arrow_memory import one_array, take_rows
 from penstock.codecs.base import CellError, Cells, view_column
 from penstock.codecs.decode import reason_of
+from penstock.codecs.row_values import objects_of
 from penstock.engine.memory import Cutter, aligned
 from penstock.errors import SchemaError
 
@@ -169,35 +170,25 @@ def make_chunk(
         except CellError as error:
             if not skip:
                 raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
-            bad = _bad_rows(array, column)
-            for row, reason in bad.items():
-                damaged.setdefault(row, (column.name, reason))
-            parts.append(_part(_nulled(array, list(bad)), column))
+            bad = []
+            for row in range(len(array)):
+                try:
+                    _part(cast("pa.Array", array).slice(row, 1), column)
+                except CellError as misfit:
+                    damaged.setdefault(row, (column.name, reason_of(misfit, column.name)))
+                    bad.append(row)
+            parts.append(_part(_nulled(array, bad), column))
     nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
     if table is not None and rows is None:
         return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls, damaged=damaged)
     num_rows = len(stored[0]) if rows is None else len(rows)
-    return Chunk(index, num_rows, sum(map(_num_bytes, stored)), tuple(parts), nulls, damaged=damaged)
-
-
-def _num_bytes(array: pa.Array | Cells) -> int:
-    if isinstance(array, Cells):
-        return sum(part.nbytes for part in array.parts) + array.start.nbytes + array.stop.nbytes
-    return int(array.get_total_buffer_size())
-
-
-def _bad_rows(array: pa.Array, column: Column) -> dict[int, str]:
-    """Return the rows whose value does not fit, each with the reason."""
-    reasons = {row: _misfit(array.slice(row, 1), column) for row in range(len(array))}
-    return {row: reason for row, reason in reasons.items() if reason is not None}
-
-
-def _misfit(array: pa.Array, column: Column) -> str | None:
-    try:
-        _part(array, column)
-    except CellError as error:
-        return reason_of(error, column.name)
-    return None
+    num_bytes = sum(
+        sum(part.nbytes for part in (*one.parts, one.start, one.stop))
+        if isinstance(one, Cells)
+        else int(one.get_total_buffer_size())
+        for one in stored
+    )
+    return Chunk(index, num_rows, num_bytes, tuple(parts), nulls, damaged=damaged)
 
 
 def _nulled(array: pa.Array, rows: list[int]) -> pa.Array:
@@ -325,24 +316,20 @@ class Picks:
             return
         item_bytes = out.strides[0]
         if item_bytes > _SMALL_ITEM_BYTES:
-            self._scatter(parts, out, one_by_one=item_bytes > _LARGE_ITEM_BYTES)
+            for number, values in enumerate(parts):
+                first, end = self._bounds[number], self._bounds[number + 1]
+                to, rows = self._order[first:end], self._sorted_rows[first:end]
+                if item_bytes <= _LARGE_ITEM_BYTES:
+                    out[to] = values[rows]
+                    continue
+                for target, row in zip(to.tolist(), rows.tolist(), strict=True):
+                    out[target] = values[row]  # without the temporary copy
             return
         near = np.empty_like(out)
         for number, values in enumerate(parts):
             first, end = self._bounds[number], self._bounds[number + 1]
             _take(values, self._sorted_rows[first:end], near[first:end])
         _take(near, self._back, out)
-
-    def _scatter(self, parts: Sequence[NDArray[Any]], out: NDArray[Any], *, one_by_one: bool) -> None:
-        """Copy wide rows to their place chunk by chunk; very wide ones singly, which spares the temporary copy."""
-        for number, values in enumerate(parts):
-            first, end = self._bounds[number], self._bounds[number + 1]
-            to, rows = self._order[first:end], self._sorted_rows[first:end]
-            if not one_by_one:
-                out[to] = values[rows]
-                continue
-            for target, row in zip(to.tolist(), rows.tolist(), strict=True):
-                out[target] = values[row]
 
     def single_run(self) -> None:
         """Return None: picked rows are never neighbours."""
@@ -411,8 +398,15 @@ def gather(
             found.append(Gathered(values[i], valid))
         elif run is not None and column.form == "fixed":
             found.append(Gathered(chunks[0].parts[i].values[run], valid))  # type: ignore[union-attr]
+        elif column.form == "objects":
+            found.append(Gathered(rows=_objects(rows, column, [chunk.parts[i] for chunk in chunks], skip=skip)))
         else:
-            found.append(_encoded(rows, column, [chunk.parts[i] for chunk in chunks], valid, skip=skip))
+            cells = [cast("CellsPart", chunk.parts[i]) for chunk in chunks]
+            start, stop = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
+            rows.fixed([part.start for part in cells], start)
+            rows.fixed([part.stop for part in cells], stop)
+            data = [part.data for part in cells]
+            found.append(Gathered(valid=valid, cells=Cells(data, rows.part_numbers(), start, stop, valid)))
     return found
 
 
@@ -452,18 +446,6 @@ def _valid(rows: Rows, parts: Sequence[Part]) -> NDArray[np.bool_] | None:
     return None if out.all() else out
 
 
-def _encoded(
-    rows: Rows, column: Column, parts: Sequence[Part], valid: NDArray[np.bool_] | None, *, skip: bool
-) -> Gathered:
-    if column.form == "objects":
-        return Gathered(rows=_objects(rows, column, parts, skip=skip))
-    cells = cast("Sequence[CellsPart]", parts)
-    start, stop = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
-    rows.fixed([part.start for part in cells], start)
-    rows.fixed([part.stop for part in cells], stop)
-    return Gathered(valid=valid, cells=Cells([part.data for part in cells], rows.part_numbers(), start, stop, valid))
-
-
 def _objects(rows: Rows, column: Column, parts: Sequence[Part], *, skip: bool) -> NDArray[np.object_] | list[Any]:
     kind = cast("Objects", column.kind)
     arrays = rows.arrays([cast("ObjectsPart", part).array for part in parts])
@@ -472,7 +454,7 @@ def _objects(rows: Rows, column: Column, parts: Sequence[Part], *, skip: bool) -
     out = np.empty(rows.num_rows, np.object_)
     for array, where in arrays:
         values = _values(array, where, column, skip=skip)
-        out[where] = values if isinstance(values, np.ndarray) else _as_objects(values)
+        out[where] = values if isinstance(values, np.ndarray) else objects_of(values)
     return list(out) if kind.as_list else out
 
 
@@ -487,19 +469,10 @@ def _values(
         if not skip:
             row = where.start + error.index if isinstance(where, slice) else int(where[error.index])
             raise CellLost(row, column.name, reason_of(error, column.name)) from error
-    return [_value_or_damaged(array.slice(row, 1), kind) for row in range(len(array))]
-
-
-def _value_or_damaged(array: pa.Array, kind: Objects) -> Any:
-    try:
-        return objects(array, kind)[0]
-    except CellError as error:
-        return Damaged(str(error))
-
-
-def _as_objects(values: list[Any]) -> NDArray[np.object_]:
-    """Wrap a list without letting NumPy look inside (equal lengths would become a 2-D array)."""
-    out = np.empty(len(values), np.object_)
-    for i, value in enumerate(values):  # no NumPy call assigns a list of arrays item by item
-        out[i] = value
-    return out
+    found: list[Any] = []
+    for row in range(len(array)):
+        try:
+            found.append(objects(array.slice(row, 1), kind)[0])
+        except CellError as error:
+            found.append(Damaged(str(error)))
+    return found

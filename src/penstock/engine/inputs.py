@@ -71,12 +71,9 @@ class Column:
     @property
     def light(self) -> bool:
         """Whether a row needs no decoding, or may need none: such rows are gathered for several batches at once."""
-        return self.form == "fixed" or (self.form == "cells" and has_view(self.field.codec))
-
-
-def has_view(codec: object) -> bool:
-    """Tell whether a codec may hand out uniform cells without decoding them."""
-    return isinstance(codec, Codec) and type(codec).view_column is not Codec.view_column
+        codec = self.field.codec
+        has_view = isinstance(codec, Codec) and type(codec).view_column is not Codec.view_column
+        return self.form == "fixed" or (self.form == "cells" and has_view)
 
 
 def columns_of(fields: Iterable[UnischemaField], types: Sequence[pa.DataType]) -> tuple[Column, ...]:

@@ -117,7 +117,11 @@ class Agreed:
             index: [name for name in union if name not in one] for index, one in enumerate(given) if one is not None
         }
         if not fill and any(lacks.values()):
-            raise SchemaError(_differ(lacks))
+            parts = [f"loader {index} lacks {', '.join(map(repr, names))}" for index, names in lacks.items() if names]
+            text = f"the loaders of a mix give different columns: {'; '.join(parts)}; select the same columns, "
+            if any(MASK in names for names in lacks.values()):
+                text += f"give all of them remainder='pad' or none ({MASK!r} comes with it), "
+            raise SchemaError(text + "or pass missing='null' to have nulls instead")
         return cls(union, fill)
 
     def complete(self, batch: Batch, index: int) -> Batch:
@@ -133,14 +137,6 @@ class Agreed:
             )
         num_rows = len(next(iter(batch.values()), ()))
         return {name: batch[name] if name in batch else nulls(num_rows) for name, nulls in self.columns.items()}
-
-
-def _differ(lacks: Mapping[int, Sequence[str]]) -> str:
-    parts = [f"loader {index} lacks {', '.join(map(repr, names))}" for index, names in lacks.items() if names]
-    text = f"the loaders of a mix give different columns: {'; '.join(parts)}; select the same columns, "
-    if any(MASK in names for names in lacks.values()):
-        text += f"give all of them remainder='pad' or none ({MASK!r} comes with it), "
-    return text + "or pass missing='null' to have nulls instead"
 
 
 def columns_given(loader: BaseLoader, index: int) -> Given | None:
@@ -170,12 +166,12 @@ def columns_given(loader: BaseLoader, index: int) -> Given | None:
 
 def _nulls_of(column: Column, padding: Padding | None) -> Nulls:
     if padding is not None:
-        return partial(_padded, padding)
+        return lambda num_rows: padding.stack([None] * num_rows)
     if column.form in ("fixed", "cells"):
         return partial(_array, cast("np.dtype[Any]", column.dtype), column.shape)
     if column.form == "ragged" or getattr(column.kind, "as_list", False):
-        return _list
-    return partial(_objects, ())
+        return lambda num_rows: [None] * num_rows
+    return lambda num_rows: np.full(num_rows, None, object)
 
 
 def _nulls_like(name: str, values: Any) -> Nulls:
@@ -183,8 +179,14 @@ def _nulls_like(name: str, values: Any) -> Nulls:
         return _all_valid
     if isinstance(values, np.ndarray):
         shape = values.shape[1:]
-        return partial(_objects, shape) if values.dtype.hasobject else partial(_array, values.dtype, shape)
-    return _list if isinstance(values, list | tuple) else partial(_refuse, name, type(values).__name__)
+        if values.dtype.hasobject:
+            return lambda num_rows: np.full((num_rows, *shape), None, object)
+        return partial(_array, values.dtype, shape)
+    return (
+        (lambda num_rows: [None] * num_rows)
+        if isinstance(values, list | tuple)
+        else partial(_refuse, name, type(values).__name__)
+    )
 
 
 def _array(dtype: np.dtype[Any], shape: tuple[int, ...], num_rows: int) -> Any:
@@ -194,18 +196,6 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], num_rows: int) -> Any:
     found = mask(values, np.zeros(num_rows, np.bool_))
     values[...] = getattr(found, "fill_value", 0)
     return found
-
-
-def _objects(shape: tuple[int, ...], num_rows: int) -> Any:
-    return np.full((num_rows, *shape), None, object)
-
-
-def _list(num_rows: int) -> list[None]:
-    return [None] * num_rows
-
-
-def _padded(padding: Padding, num_rows: int) -> Any:
-    return padding.stack([None] * num_rows)
 
 
 def _all_valid(num_rows: int) -> Any:

@@ -216,27 +216,24 @@ class ProcessStages:
             pipe.send((columns, origin, freed, fresh))
             if fresh:
                 block.send(pipe, self._process.pid)
-            return self._answer(pipe)
+            ready = mp_connection.wait([pipe, self._process.sentinel])
+            if pipe not in ready and not pipe.poll():
+                raise EOFError
+            kind, value = pipe.recv()
+            if kind == "error":
+                raise _revive(*value)
+            number, is_fresh, num_bytes, forms, lost = value
+            self._answered = True
+            if is_fresh:
+                self._blocks[number] = SharedBlock.receive(pipe)
+            if len(self._blocks) > _MOST_BLOCKS:
+                memory = self._blocks[number].memory[:num_bytes].copy()
+                self._free.append(number)
+            else:
+                memory = np.asarray(_SharedLease(self._blocks[number], number, self._free))
+            return {name: _unpack_value(memory, form) for name, form in forms}, lost
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise self._died() from error
-
-    def _answer(self, pipe: Connection) -> tuple[Batch, list[Lost]]:
-        ready = mp_connection.wait([pipe, self._process.sentinel])
-        if pipe not in ready and not pipe.poll():
-            raise EOFError
-        kind, value = pipe.recv()
-        if kind == "error":
-            raise _revive(*value)
-        number, fresh, num_bytes, columns, lost = value
-        self._answered = True
-        if fresh:
-            self._blocks[number] = SharedBlock.receive(pipe)
-        if len(self._blocks) > _MOST_BLOCKS:
-            memory = self._blocks[number].memory[:num_bytes].copy()
-            self._free.append(number)
-        else:
-            memory = np.asarray(_SharedLease(self._blocks[number], number, self._free))
-        return {name: _unpack_value(memory, form) for name, form in columns}, lost
 
     def _died(self) -> WorkerDied:
         self._process.join(1)

@@ -348,7 +348,10 @@ _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 
 def prometheus_text(report: Report, labels: Mapping[str, str], bounds: Sequence[float]) -> str:
     """Return all counters of a report; `bounds` are the upper ends of its classes of waits."""
-    own = _labels(labels)
+    for label in labels:
+        if not _NAME.match(label) or label.startswith("__") or label in ("le", "stage"):
+            raise PlanError(f"{label!r} cannot be the name of a label here; use letters, digits and underscores")
+    own = {label: str(text) for label, text in labels.items()}
     lines: list[str] = []
     for key, (name, help_text) in _COUNTERS.items():
         lines += _metric(name, "counter", help_text, [(own, report.stats[key])])
@@ -359,15 +362,12 @@ def prometheus_text(report: Report, labels: Mapping[str, str], bounds: Sequence[
         "waiting_batches", "gauge", "Batches made that wait for the consumer.", [(own, report.num_waiting)]
     )
     lines += _metric("workers", "gauge", "Threads or processes.", [(own, report.workers)])
-    return "\n".join([*lines, *_waits(report, own, bounds)]) + "\n"
-
-
-def _waits(report: Report, own: dict[str, str], bounds: Sequence[float]) -> list[str]:
-    name, totals = "penstock_wait_seconds", list(itertools.accumulate(report.waits))
-    lines = [f"# HELP {name} Seconds that the consumer waited for a batch.", f"# TYPE {name} histogram"]
+    metric, totals = "penstock_wait_seconds", list(itertools.accumulate(report.waits))
+    lines += [f"# HELP {metric} Seconds that the consumer waited for a batch.", f"# TYPE {metric} histogram"]
     for bound, count in zip([*map(_number, bounds), "+Inf"], totals, strict=True):
-        lines.append(_sample(f"{name}_bucket", {**own, "le": bound}, count))
-    return [*lines, _sample(f"{name}_sum", own, report.stats["wait_s"]), _sample(f"{name}_count", own, totals[-1])]
+        lines.append(_sample(f"{metric}_bucket", {**own, "le": bound}, count))
+    lines += [_sample(f"{metric}_sum", own, report.stats["wait_s"]), _sample(f"{metric}_count", own, totals[-1])]
+    return "\n".join([*lines, ""])
 
 
 def _metric(name: str, kind: str, help_text: str, samples: Sequence[tuple[dict[str, str], float]]) -> list[str]:
@@ -378,13 +378,6 @@ def _metric(name: str, kind: str, help_text: str, samples: Sequence[tuple[dict[s
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
     inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
     return f"{name}{{{inside}}} {_number(value)}"
-
-
-def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    for name in labels:
-        if not _NAME.match(name) or name.startswith("__") or name in ("le", "stage"):
-            raise PlanError(f"{name!r} cannot be the name of a label here; use letters, digits and underscores")
-    return {name: str(text) for name, text in labels.items()}
 
 
 def _escaped(text: str) -> str:

@@ -71,7 +71,14 @@ class RowTransform(SpecStage):
             extra = origin.of_row(self.wants, planned) if self.wants else {}
             rows.append(self._row(dict(zip(names, line, strict=True)), extra))
         if self.spec.func is not None:
-            self._check_names(rows, names)
+            # Fields that the spec does not declare would be dropped silently.
+            known = {*names, *(one.name for one in self.fields), *self.spec.removed_fields}
+            for row in rows:
+                if surplus := sorted(map(str, row.keys() - known)):
+                    raise TransformError(
+                        f"the transform's row has fields that the schema lacks: {', '.join(map(repr, surplus))}; name "
+                        "them in edit_fields"
+                    )
         edited = {field.name for field in self.spec.edit_fields}
         columns: Batch = {}
         for field in self.fields:
@@ -93,16 +100,6 @@ class RowTransform(SpecStage):
         if not hasattr(result, "keys"):
             raise TransformError(f"a transform must return the row as a dict; got {type(result).__name__}")
         return cast("Mapping[str, Any]", result)
-
-    def _check_names(self, rows: list[Mapping[str, Any]], before: list[str]) -> None:
-        """Refuse fields that the spec does not declare: they would be dropped silently."""
-        known = {*before, *(field.name for field in self.fields), *self.spec.removed_fields}
-        for row in rows:
-            if extra := sorted(map(str, row.keys() - known)):
-                raise TransformError(
-                    f"the transform's row has fields that the schema lacks: {', '.join(map(repr, extra))}; name them "
-                    "in edit_fields"
-                )
 
     @staticmethod
     def _value(row: Mapping[str, Any], field: UnischemaField) -> Any:

@@ -365,7 +365,13 @@ class LinePlan(EpochPlan):
         kept = np.array([share.kept(num_left, rank) for rank in range(share.world)], dtype=np.int64)
         first = np.append(bounds[:-1] + np.minimum(kept, steps * share.batch_size), bounds[-1])
         _, first, last = self._on_line(first, np.append(bounds[1:], num_left))
-        return Cursor(self.cursor.epoch, left=as_left(first, last), owner=self.cursor.owner)
+        opens = changes(last[:-1] != first[1:], len(first))
+        closes = np.append(opens[1:], len(first))[: len(opens)] - 1
+        return Cursor(
+            self.cursor.epoch,
+            left=tuple(zip(first[opens].tolist(), last[closes].tolist(), strict=True)),
+            owner=self.cursor.owner,
+        )
 
     def cells(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which part and which cell of the line each stretch of the parts [first, last) of what is left has."""
@@ -394,10 +400,3 @@ def part_offsets(share: Share, num_left: int) -> NDArray[np.int64]:
 def changes(differs: NDArray[np.bool_], n: int) -> NDArray[np.int64]:
     """Return where the runs of n things begin, given which neighbours differ."""
     return np.flatnonzero(np.concatenate(([True], differs)))[:n]
-
-
-def as_left(first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Return rising intervals as pairs, those that touch made one."""
-    opens = changes(last[:-1] != first[1:], len(first))
-    closes = np.append(opens[1:], len(first))[: len(opens)] - 1
-    return tuple(zip(first[opens].tolist(), last[closes].tolist(), strict=True))

@@ -42,14 +42,6 @@ class Neighbours(NamedTuple):
     """Whether row i has no timestamp: masked, None, NaN or NaT."""
 
 
-def check_threshold(threshold: Any) -> None:
-    """Raise PlanError unless `threshold` is a real number, a `timedelta` or a `timedelta64`."""
-    real = isinstance(threshold, Number | timedelta | np.timedelta64)
-    real = real and not isinstance(threshold, complex | np.complexfloating)
-    if not real or threshold != threshold:
-        raise PlanError(f"the threshold between timestamps must be a number or a timedelta; got {threshold!r}")
-
-
 def compare(timestamps: NDArray[Any], threshold: Any) -> Neighbours:
     """Compare all neighbours of an array of whole numbers, floats, dates or objects (Decimal, date, datetime).
 
@@ -90,7 +82,12 @@ def _dates(values: NDArray[Any], threshold: Any) -> Neighbours:
 
 
 def _floats(values: NDArray[Any], threshold: Any) -> Neighbours:
-    limit = _largest_float(_number(threshold))
+    most = _number(threshold)
+    try:
+        near = float(most)
+    except OverflowError:
+        near = math.inf if most > 0 else -math.inf
+    limit = math.nextafter(near, -math.inf) if near > most else near
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is not close; a difference too large is infinite
         close = np.diff(values).astype(np.float64) <= limit  # NumPy 1 would compare in the smaller precision
     return Neighbours(values[:-1] <= values[1:], close, np.isnan(values))
@@ -158,15 +155,6 @@ def _in_attoseconds(unit: str) -> int:
     return _ATTOSECONDS[unit]
 
 
-def _largest_float(limit: Any) -> float:
-    """Return the largest float that is not above `limit`: the same floats are at most either."""
-    try:
-        near = float(limit)
-    except OverflowError:
-        near = math.inf if limit > 0 else -math.inf
-    return math.nextafter(near, -math.inf) if near > limit else near
-
-
 @dataclass(frozen=True, slots=True)
 class WindowRule:
     """Which stretches of rows are windows.
@@ -189,7 +177,10 @@ class WindowRule:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise PlanError(f"the {name} of windows must be a whole number of rows, at least 1; got {value!r}")
-        check_threshold(self.threshold)
+        real = isinstance(self.threshold, Number | timedelta | np.timedelta64)
+        real = real and not isinstance(self.threshold, complex | np.complexfloating)
+        if not real or self.threshold != self.threshold:
+            raise PlanError(f"the threshold between timestamps must be a number or a timedelta; got {self.threshold!r}")
 
     @property
     def step(self) -> int:
@@ -408,7 +399,18 @@ def _starts(rows: _Rows, rule: WindowRule, kept: _Kept) -> NDArray[np.int64]:
     if len(rows.timestamps) < rule.length:
         return np.empty(0, np.int64)
     if rule.length == 1 and not rule.overlap:
-        return _later_rows(rows, rule, kept)
+        null = compare(rows.timestamps, rule.threshold).null
+        if null.any():
+            raise _not_sorted(rows, int(null.argmax()), null=True)
+        values, heads = np.ma.getdata(rows.timestamps), set(rows.edges[1:-1].tolist())
+        chosen, (begin, end) = [], kept
+        for row, timestamp in enumerate(values):  # a row is a window here, and each depends on the one before
+            if row in heads:
+                begin, end = row, None
+            if row >= begin and (end is None or timestamp > end):
+                chosen.append(row)
+                begin, end = row + rule.stride, timestamp
+        return np.array(chosen, np.int64)
     found = _candidates(rows, rule)
     first = kept.first
     if kept.end is not None:  # timestamps are known to be in order by now
@@ -456,22 +458,6 @@ def _thin_out(found: NDArray[np.int64], rows: _Rows, rule: WindowRule) -> NDArra
         chosen.append(at)
         at = following[at]
     return found[np.array(chosen, np.int64)]
-
-
-def _later_rows(rows: _Rows, rule: WindowRule, kept: _Kept) -> NDArray[np.int64]:
-    """Return the windows of one row that do not overlap: rows after the last kept one, which need not be in order."""
-    null = compare(rows.timestamps, rule.threshold).null
-    if null.any():
-        raise _not_sorted(rows, int(null.argmax()), null=True)
-    values, heads = np.ma.getdata(rows.timestamps), set(rows.edges[1:-1].tolist())
-    chosen, (first, end) = [], kept
-    for row, timestamp in enumerate(values):  # a row is a window here, and each depends on the one before
-        if row in heads:
-            first, end = row, None
-        if row >= first and (end is None or timestamp > end):
-            chosen.append(row)
-            first, end = row + rule.stride, timestamp
-    return np.array(chosen, np.int64)
 
 
 def _not_sorted(rows: _Rows, row: int, *, null: bool) -> NotSorted:

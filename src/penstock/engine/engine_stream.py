@@ -183,17 +183,15 @@ class EngineStream(Stream[Batch]):
             place = Place(built.origin.plan, -(-built.origin.end // self._scheduler.batch_size), self._end.epochs)
             with self._lock:
                 self._unacknowledged.append((place, built.num_rows, built.skipped))
-                if built.skipped:
-                    self._check_skipped(built.skipped[-1])
+                limit = self._record.skip_limit
+                if built.skipped and limit is not None:
+                    self._check_skipped(built.skipped[-1], limit)
         except BaseException:
             self.release()
             raise
         return Delivery(built.batch, place, built.origin, built.num_rows, built.skipped)
 
-    def _check_skipped(self, last: Skipped) -> None:
-        limit = self._record.skip_limit
-        if limit is None:
-            return
+    def _check_skipped(self, last: Skipped, limit: int) -> None:
         keys = {(one.path, one.row_group, one.row) for _, _, lost in self._unacknowledged for one in lost}
         count = len(keys | self._record.skipped.keys())
         if count > limit:

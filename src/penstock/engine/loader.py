@@ -103,7 +103,11 @@ class Loader(BaseLoader):
             fold=make.fold,
         )
         """What happens to a batch after it is gathered, in order."""
-        self._payload = self._make_payload() if options.pool == "process" else None
+        self._payload: Payload | None = None
+        if options.pool == "process":
+            from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import
+
+            self._payload = payload_of(self.stages)
         watch = Watch() if options.pool != "process" and self._calls_user else None
         self._record = Record(options.skip_limit, watch)
         self._planned: EpochPlan | None = None
@@ -447,7 +451,8 @@ class Loader(BaseLoader):
             num_chunks=len(inputs.selected),
             views=is_line and options.remainder != "pad",
             last_epoch=last,
-            positions=any(stage.wants for stage in self.stages) or self._seeds_processes,
+            # Processes seed their global random states for every batch, by its position.
+            positions=any(stage.wants for stage in self.stages) or (options.pool == "process" and self._calls_user),
             items=inputs.items,
             batch_items=self._make.batch_items,
             batch_size=options.batch_size,
@@ -489,16 +494,6 @@ class Loader(BaseLoader):
     @property
     def _calls_user(self) -> bool:
         return any(stage.calls_user for stage in self.stages)
-
-    @property
-    def _seeds_processes(self) -> bool:
-        """Whether processes seed their global random states for every batch, by its position."""
-        return self._options.pool == "process" and self._calls_user
-
-    def _make_payload(self) -> Payload:
-        from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import
-
-        return payload_of(self.stages)
 
     def _make_finishers(self, workers: int, halted: threading.Event) -> list[Any]:
         if self._options.pool != "process":

@@ -111,11 +111,6 @@ class Deck:
         """The seed that picks the draws."""
         return self._draws.seed
 
-    @property
-    def at_start(self) -> bool:
-        """Whether nothing was drawn in this pass."""
-        return self.num_draws == 0
-
     def next(self) -> int | None:
         """Return whose turn it is, or None when the pass is over; the same until `took` or `ran_out`."""
         ahead = self.num_draws - self._first  # the number only grows: never before the first

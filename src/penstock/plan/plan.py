@@ -77,50 +77,35 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        lines = [self._rows_text(), self._order_text(), self._steps_text(), self._buffer_text(), self._reads_text()]
+        order, share, lanes, block = self.order, self.share, self.order.lanes, self.order.block
+        some = "" if self.num_left == self.num_rows else f"; {self.num_left:,} left in epoch {self.cursor.epoch}"
+        if lanes is None or block is None:
+            how = "as stored" if order.kind == "natural" else f"chunks permuted, seed {order.seed}"
+        elif lanes == 1 and block >= self.num_rows:
+            how = f"a true permutation of all rows, seed {order.seed}"
+        else:
+            plural = "lane" if lanes == 1 else "lanes"
+            how = f"rows shuffled over {lanes:,} {plural} in blocks of {block:,} rows, seed {order.seed}"
+        even, rest = self.least_steps == self.max_steps, self.num_left % share.world
+        steps = f"{self.max_steps:,}" if even else f"{self.least_steps:,} to {self.max_steps:,}"
+        ranks = "1 rank" if share.world == 1 else f"each of {share.world:,} ranks"
+        left = ""
+        if rest and share.remainder != "uneven":
+            padding = f"; rows of padding: {share.world - rest:,}"
+            left = f"; rows dropped: {rest:,}" if share.remainder == "drop" else padding
+        job, rank = bytes_text(self.job_buffer_bytes), bytes_text(self.rank_buffer_bytes)
+        readers = "by all ranks" if share.world > 1 else "by this rank"
+        lines = [
+            f"rows     {self.num_rows:,} in {self.num_chunks:,} chunks{some}",
+            f"order    {order.name}: {how}",
+            f"steps    {steps} on {ranks}: batches of {share.batch_size:,} rows{left}",
+            f"buffer   {job} for the job, at most {rank} on this rank",
+            f"reads    {self.read_factor:.3f} bytes {readers} for each byte needed",
+        ]
         if self.chunks_per_batch is not None:
             lines.append(f"mixing   a batch of this rank draws from about {self.chunks_per_batch:,.0f} chunks")
         lines.append(f"memory   at least {bytes_text(self.least_memory_bytes)} on this rank")
         return "\n  ".join(["Plan", *lines, *(f"warning  {text}" for text in self.warnings)])
-
-    def _rows_text(self) -> str:
-        text = f"rows     {self.num_rows:,} in {self.num_chunks:,} chunks"
-        return (
-            text if self.num_left == self.num_rows else f"{text}; {self.num_left:,} left in epoch {self.cursor.epoch}"
-        )
-
-    def _order_text(self) -> str:
-        lanes, block = self.order.lanes, self.order.block
-        if lanes is None or block is None:
-            how = "as stored" if self.order.kind == "natural" else f"chunks permuted, seed {self.order.seed}"
-        elif lanes == 1 and block >= self.num_rows:
-            how = f"a true permutation of all rows, seed {self.order.seed}"
-        else:
-            plural = "lane" if lanes == 1 else "lanes"
-            how = f"rows shuffled over {lanes:,} {plural} in blocks of {block:,} rows, seed {self.order.seed}"
-        return f"order    {self.order.name}: {how}"
-
-    def _steps_text(self) -> str:
-        share, even = self.share, self.least_steps == self.max_steps
-        steps = f"{self.max_steps:,}" if even else f"{self.least_steps:,} to {self.max_steps:,}"
-        ranks = "1 rank" if share.world == 1 else f"each of {share.world:,} ranks"
-        return f"steps    {steps} on {ranks}: batches of {share.batch_size:,} rows{self._rest_text()}"
-
-    def _rest_text(self) -> str:
-        rest = self.num_left % self.share.world
-        if not rest or self.share.remainder == "uneven":
-            return ""
-        if self.share.remainder == "drop":
-            return f"; rows dropped: {rest:,}"
-        return f"; rows of padding: {self.share.world - rest:,}"
-
-    def _buffer_text(self) -> str:
-        rank = bytes_text(self.rank_buffer_bytes)
-        return f"buffer   {bytes_text(self.job_buffer_bytes)} for the job, at most {rank} on this rank"
-
-    def _reads_text(self) -> str:
-        ranks = "by all ranks" if self.share.world > 1 else "by this rank"
-        return f"reads    {self.read_factor:.3f} bytes {ranks} for each byte needed"
 
 
 def make_plan(  # noqa: PLR0913 -- all that a run is made of
@@ -218,19 +203,16 @@ def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
     cure = fitting_lanes(plan, sizes)
     if cure is None or cure.factor > max(READ_FACTOR, WORTHWHILE * read_factor):
         return f"{what}, and no number of lanes helps: write more and smaller {sizes.part_noun}s, or use fewer ranks"
-    text = f"{what}: {_why(plan)}; start the run with lanes={cure.lanes}"
+    lanes, world = plan.order.lanes or 1, plan.share.world
+    why = f"{lanes} lanes cut too many chunks"
+    if lanes % world:
+        why = f"{world} ranks do not divide {lanes} lane{'s' if lanes > 1 else ''}"
+    text = f"{what}: {why}; start the run with lanes={cure.lanes}"
     if cure.shuffle_bytes > sizes.shuffle_bytes:
         text += f" and shuffle_bytes={-(-cure.shuffle_bytes // (1 << 20))} << 20"
     if cure.factor > READ_FACTOR:
         text += f", which only lowers it to {cure.factor:.2f}: the dataset has too few chunks for more"
     return text
-
-
-def _why(plan: EpochPlan) -> str:
-    lanes, world = plan.order.lanes or 1, plan.share.world
-    if lanes % world:
-        return f"{world} ranks do not divide {lanes} lane{'s' if lanes > 1 else ''}"
-    return f"{lanes} lanes cut too many chunks"
 
 
 class Cure(NamedTuple):
@@ -316,8 +298,7 @@ def count_reads(counts: NDArray[np.int64], *, order: Order, cursor: Cursor, shar
 
     A stay of a chunk on a rank is one read: memory is not hoped to keep a chunk from one end of an epoch to the other.
     """
-    plan = (_line_reads if order.is_line else _lane_reads)(counts, order, cursor, share)
-    chunk, times = plan
+    chunk, times = (_line_reads if order.is_line else _lane_reads)(counts, order, cursor, share)
     return ReadAmplification(int((counts[chunk] * times).sum()), int(counts[np.unique(chunk)].sum()))
 
 

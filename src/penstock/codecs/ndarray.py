@@ -170,8 +170,11 @@ class NdarrayCodec(Codec):
         width = int(offsets[1]) - first
         if last - first != width * num_rows or not bool(np.all(np.diff(offsets) == width)):
             return None
-        header = _header_of(data[first : first + width])
-        if header is None or (header.dtype, header.shape) != (dtype, field.shape) or not header.raw:
+        try:
+            header = parse_header(header_bytes(data[first : first + width]))
+        except ValueError:  # decode_column says what is wrong, and with which cell
+            return None
+        if (header.dtype, header.shape) != (dtype, field.shape) or not header.raw:
             return None
         if header.size + header.nbytes != width or header.nbytes == 0:
             return None
@@ -242,13 +245,6 @@ def _parsed(field: FieldLike, cell: Any, index: int) -> Header:
         raise CellError(index, f"cannot decode a cell of field {field.name!r}: {exc}") from exc
 
 
-def _header_of(cell: NDArray[np.uint8]) -> Header | None:
-    try:
-        return parse_header(header_bytes(cell))
-    except ValueError:
-        return None  # decode_column says what is wrong, and with which cell
-
-
 _LOCAL_HEADER_BYTES = 30
 _BLOCK_BYTES, _INPUT_BYTES = 1 << 20, 1 << 16
 _DEFLATED = 8
@@ -305,7 +301,11 @@ class CompressedNdarrayCodec(Codec):
         found = np.zeros(len(cells), np.int64)
         for i, p, a, b in cells.spans():
             with contextlib.suppress(Exception):  # decoding says what is wrong
-                found[i] = min(_claimed(parts[p][a:b]), 1 << 62)
+                usual = _usual(parts[p][a:b])
+                if usual is None:
+                    with zipfile.ZipFile(BytesIO(parts[p][a:b])) as file:
+                        usual = 0, file.getinfo("arr.npy").file_size
+                found[i] = min(usual[1], 1 << 62)
         return found
 
 
@@ -322,7 +322,12 @@ def _member(cell: memoryview, most_bytes: int | None) -> bytes | memoryview:
     """Return the bytes of `arr.npy`, its checksum verified; ValueError where there are more than `most_bytes`."""
     usual = _usual(cell)
     if usual is None:
-        return _member_by_zipfile(cell, most_bytes)
+        with zipfile.ZipFile(BytesIO(cell)) as file:
+            member = file.getinfo("arr.npy")
+            _check_size(member.file_size, most_bytes)
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError("NumPy writes no such .npz: its array is neither stored nor deflated")
+            return file.read(member)  # no more than file_size
     first, size = usual
     _check_size(size, most_bytes)
     data = _inflate(cell[first:], size)
@@ -372,23 +377,6 @@ def _usual(cell: memoryview) -> tuple[int, int] | None:
             return None
         size = int.from_bytes(extra[4:12], "little")
     return first, size
-
-
-def _claimed(cell: memoryview) -> int:
-    usual = _usual(cell)
-    if usual is not None:
-        return usual[1]
-    with zipfile.ZipFile(BytesIO(cell)) as file:
-        return file.getinfo("arr.npy").file_size
-
-
-def _member_by_zipfile(cell: memoryview, most_bytes: int | None) -> bytes:
-    with zipfile.ZipFile(BytesIO(cell)) as file:
-        member = file.getinfo("arr.npy")
-        _check_size(member.file_size, most_bytes)
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError("NumPy writes no such .npz: its array is neither stored nor deflated")
-        return file.read(member)  # no more than file_size
 
 
 def _check_size(size: int, most_bytes: int | None) -> None:

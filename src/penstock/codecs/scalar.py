@@ -187,7 +187,16 @@ class ScalarCodec(Codec):
     stores_cells: ClassVar[bool] = False
 
     def __init__(self, spark_type: Any = None) -> None:
-        self._type: SparkType | pa.DataType | np.dtype[Any] | None = _known_type(spark_type)
+        import pyarrow as pa
+
+        self._type: SparkType | pa.DataType | np.dtype[Any] | None = as_spark_type(spark_type)
+        if self._type is None and spark_type is not None and spark_type is not Decimal:
+            try:
+                self._type = spark_type if isinstance(spark_type, pa.DataType) else np.dtype(spark_type)
+            except TypeError:
+                raise CodecError(
+                    f"ScalarCodec takes a Spark type, an Arrow type, a NumPy dtype or nothing; got {spark_type!r}"
+                ) from None
 
     @property
     def spark_type(self) -> SparkType | None:
@@ -326,22 +335,6 @@ def spark_type_of(kind: Any, *, strict: bool = True) -> SparkType:
     if str(arrow) not in names and strict:
         raise CodecError(f"Spark has no type for {kind}; give ScalarCodec a Spark type")
     return SparkType(names.get(str(arrow), "Binary") + "Type")
-
-
-def _known_type(value: Any) -> SparkType | pa.DataType | np.dtype[Any] | None:
-    import pyarrow as pa
-
-    spark = as_spark_type(value)
-    if value is None or value is Decimal or spark is not None:
-        return spark
-    if isinstance(value, pa.DataType):
-        return value
-    try:
-        return np.dtype(value)
-    except TypeError:
-        raise CodecError(
-            f"ScalarCodec takes a Spark type, an Arrow type, a NumPy dtype or nothing; got {value!r}"
-        ) from None
 
 
 def flag(field: FieldLike, value: Any) -> bool:

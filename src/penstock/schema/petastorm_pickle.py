@@ -169,11 +169,9 @@ def _new(what: Name, args: tuple[Any, ...]) -> Any:
 def _reconstruct(cls: Any = None, base: Any = None, value: Any = None) -> Any:
     if not isinstance(cls, Name) or base not in (_OBJECT, _TUPLE):
         raise MetadataError(f"the dataset's metadata rebuilds a {_kind(cls)}, which is not allowed")
-    if base == _OBJECT:
-        return _new(cls, ())
-    if not isinstance(value, tuple):
+    if base == _TUPLE and not isinstance(value, tuple):
         raise MetadataError(f"the dataset's metadata rebuilds a tuple from {_kind(value)}")
-    return _new(cls, value)
+    return _new(cls, () if base == _OBJECT else value)
 
 
 def _restore(name: Any = None, parts: Any = None, values: Any = None) -> Any:
@@ -216,10 +214,6 @@ def _scalar(dtype: Any = None, data: Any = b"") -> Any:
     return np.frombuffer(raw, kind)[0]
 
 
-def _call_dtype(code: Any = None, *_: Any) -> Made:
-    return Made(_DTYPE.module, _DTYPE.name, (code,))
-
-
 def _dtype(made: Any) -> np.dtype[Any] | None:
     """Return the dtype that `numpy.dtype(code)` and its state describe; None if it is not one of plain scalars."""
     if not (isinstance(made, Made) and Name(made.module, made.name) == _DTYPE and len(made.args) == 1):
@@ -253,7 +247,7 @@ def _decimal(text: Any = None) -> Decimal:
 
 
 _CALLS: dict[Name, Any] = {
-    _DTYPE: _call_dtype,
+    _DTYPE: lambda code=None, *_: Made(_DTYPE.module, _DTYPE.name, (code,)),
     _DECIMAL: _decimal,
     _RECONSTRUCTOR: _reconstruct,
     _RESTORE: _restore,
@@ -276,18 +270,12 @@ def _field(made: Any, left: Iterator[int]) -> UnischemaField:
         or not all((n is None or (isinstance(n, int) and 0 <= n < 1 << 63)) for n in shape)
     ):
         raise MetadataError(f"Petastorm's stored schema has {_kind(shape)} for a shape")
-    return UnischemaField(name, _field_dtype(name, numpy_dtype), tuple(shape), _codec(codec, left), bool(nullable))
-
-
-def _field_dtype(name: str, made: Any) -> Any:
-    if made is None or (isinstance(made, type) and issubclass(made, np.generic)):
-        return made
-    if made == _DECIMAL:
-        return Decimal
-    dtype = _dtype(made)
-    if dtype is None:
-        raise MetadataError(f"Petastorm's stored schema: field {name!r} has {_kind(made)} for a dtype")
-    return dtype
+    dtype: Any = Decimal if numpy_dtype == _DECIMAL else numpy_dtype
+    if dtype is not None and not (isinstance(dtype, type) and (dtype is Decimal or issubclass(dtype, np.generic))):
+        dtype = _dtype(numpy_dtype)
+        if dtype is None:
+            raise MetadataError(f"Petastorm's stored schema: field {name!r} has {_kind(numpy_dtype)} for a dtype")
+    return UnischemaField(name, dtype, tuple(shape), _codec(codec, left), bool(nullable))
 
 
 def _codec(made: Any, left: Iterator[int]) -> DataframeColumnCodec | None:
@@ -317,8 +305,7 @@ def _spark_type(made: Any) -> SparkType | None:
     if not isinstance(made, Made) or Name(made.module, made.name) not in _SPARK or not isinstance(made.state, dict):
         raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a Spark type")
     if made.name == "DecimalType":
-        precision = made.state.get("precision", 10)
-        scale = made.state.get("scale", 0)
+        precision, scale = made.state.get("precision", 10), made.state.get("scale", 0)
         if not (
             isinstance(precision, int) and isinstance(scale, int) and 1 <= precision <= 38 and 0 <= scale <= precision
         ):
@@ -348,13 +335,10 @@ def _index(made: Any) -> RowGroupIndex:
     if sum(len(g) for g in groups if isinstance(g, set)) > _MAX_ORDINALS:  # one set may stand for many values
         raise MetadataError(f"Petastorm's stored index has more than {_MAX_ORDINALS} row groups for its values")
     groups = list({id(g): g for g in groups}.values())
-    if not isinstance(name, str) or not isinstance(column, str) or not all(_are_ordinals(g) for g in groups):
+    ordinals = all(isinstance(g, set) and all(isinstance(one, int | np.integer) for one in g) for g in groups)
+    if not isinstance(name, str) or not isinstance(column, str) or not ordinals:
         raise MetadataError("Petastorm's stored index is damaged: an indexer without name, column or row groups")
     return RowGroupIndex(name, column, held)
-
-
-def _are_ordinals(groups: Any) -> bool:
-    return isinstance(groups, set) and all(isinstance(g, int | np.integer) for g in groups)
 
 
 def _kind(value: Any) -> str:

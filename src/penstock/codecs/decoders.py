@@ -225,7 +225,12 @@ def _refuse_cut(cell: bytes, found: str) -> None:
 
 def _decode_pillow(cell: bytes, found: str) -> NDArray[Any]:
     _refuse_cut(cell, found)
-    with _open_pillow(cell) as image:
+    pillow = library("PIL.Image")
+    try:
+        opened = pillow.open(BytesIO(cell))
+    except pillow.UnidentifiedImageError:  # its text only names the address of our buffer
+        raise ValueError("Pillow cannot read it") from None
+    with opened as image:
         if found == PNG and cell[24] == 16 and cell[25] != 0:
             raise ValueError("Pillow drops half of 16-bit colour; pip install imagecodecs")
         if image.mode in ("1", "P"):
@@ -234,14 +239,6 @@ def _decode_pillow(cell: bytes, found: str) -> NDArray[Any]:
             raise ValueError(f"{image.mode} pixels")
         pixels = np.asarray(image)
     return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels
-
-
-def _open_pillow(cell: bytes) -> Any:
-    pillow = library("PIL.Image")
-    try:
-        return pillow.open(BytesIO(cell))
-    except pillow.UnidentifiedImageError:  # its text only names the address of our buffer
-        raise ValueError("Pillow cannot read it") from None
 
 
 def _encode_simplejpeg(pixels: NDArray[Any], _kind: str, quality: int) -> bytes:

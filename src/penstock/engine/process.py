@@ -62,7 +62,13 @@ class SharedBlock:
             self._map = mmap.mmap(-1, num_bytes, tagname=self._name)  # type: ignore[call-arg, unused-ignore]
         else:
             if fd is None:
-                self._fd = fd = _unnamed(num_bytes)
+                if hasattr(os, "memfd_create"):
+                    fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
+                else:
+                    with tempfile.TemporaryFile() as file:
+                        fd = os.dup(file.fileno())
+                self._fd = fd
+                os.ftruncate(fd, num_bytes)
             self._map = mmap.mmap(fd, num_bytes)
         self.memory: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
@@ -99,17 +105,6 @@ class SharedBlock:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
             self._forget()
-
-
-def _unnamed(num_bytes: int) -> int:
-    """Return a descriptor of that many bytes of memory without a name."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, num_bytes)
-    return fd
 
 
 class Packer:

@@ -211,11 +211,8 @@ def window_starts(  # noqa: PLR0913 - the parts of a WindowRule, flat for those 
     if len(inner) and not 0 <= inner[0] <= inner[-1] <= num_rows:
         raise PlanError(f"breaks must be rows in [0, {num_rows}]; got {inner[0]} to {inner[-1]}")
     inner = inner[(inner > 0) & (inner < num_rows)]
-    return _starts(
-        _Rows(timestamps, np.concatenate((np.zeros(1, np.int64), inner, np.array([num_rows], np.int64))), _same_place),
-        rule,
-        _FRESH,
-    )
+    edges = np.concatenate((np.zeros(1, np.int64), inner, np.array([num_rows], np.int64)))
+    return _starts(_Rows(timestamps, edges, lambda row: (None, row)), rule, _FRESH)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -391,10 +388,6 @@ class _Kept(NamedTuple):
 _FRESH = _Kept(0, None)
 
 
-def _same_place(row: int) -> tuple[int | None, int]:
-    return None, row
-
-
 def _starts(rows: _Rows, rule: WindowRule, kept: _Kept) -> NDArray[np.int64]:
     if len(rows.timestamps) < rule.length:
         return np.empty(0, np.int64)
@@ -495,36 +488,32 @@ class _Sweep:
             if chunk in self._breaks:
                 self._tail = self._kept = None
             return
-        if self._begins_anew(chunk, timestamps):
+        if (
+            self._tail is None
+            or not self._span
+            or chunk in self._breaks
+            or not compare(_join(self._tail[-1:], timestamps[:1]), self._rule.threshold).ordered[0]
+        ):
             self._tail = self._kept = None
         most = self._rule.length - 1
         carried = timestamps[:0] if self._tail is None or not most else self._tail[-most:]
         together = _join(carried, timestamps) if len(carried) else timestamps
         base = self._num_rows - len(carried)
-        rows = _Rows(together, np.array([0, len(together)], np.int64), lambda row: self._place(base + row))
-        starts = _starts(rows, self._rule, self._demand(base))
+
+        def place(row: int) -> tuple[int, int]:
+            offsets = _offsets(np.array(self.sizes, np.int64))
+            chunk = int(np.searchsorted(offsets, base + row, side="right")) - 1
+            return chunk, base + row - int(offsets[chunk])
+
+        kept = _FRESH
+        if self._kept is not None:
+            kept = _Kept(self._kept[0] + self._rule.stride - base, None if self._rule.overlap else self._kept[1])
+        starts = _starts(_Rows(together, np.array([0, len(together)], np.int64), place), self._rule, kept)
         if len(starts):
             self.runs.add(starts + base)
             self._kept = base + int(starts[-1]), together[starts[-1] + most]
         self._tail = together[-max(most, 1) :].copy()  # not a view, which would keep the chunk
         self._num_rows += len(timestamps)
-
-    def _begins_anew(self, chunk: int, timestamps: NDArray[Any]) -> bool:
-        if not self._span or chunk in self._breaks or self._tail is None:
-            return True
-        border = _join(self._tail[-1:], timestamps[:1])
-        return not compare(border, self._rule.threshold).ordered[0]
-
-    def _demand(self, base: int) -> _Kept:
-        if self._kept is None:
-            return _FRESH
-        start, end = self._kept
-        return _Kept(start + self._rule.stride - base, None if self._rule.overlap else end)
-
-    def _place(self, line_row: int) -> tuple[int, int]:
-        offsets = _offsets(np.array(self.sizes, np.int64))
-        chunk = int(np.searchsorted(offsets, line_row, side="right")) - 1
-        return chunk, line_row - int(offsets[chunk])
 
 
 class _Runs:

@@ -165,17 +165,14 @@ class Unischema:
             raise SchemaError(
                 f"a view's elements must be either a string (regular expression) or a UnischemaField, got {odd[0]!r}"
             )
-        names = [self._own(f).name for f in wanted if isinstance(f, tuple)]
+        names = [f[0] for f in wanted if isinstance(f, tuple)]
+        if foreign := [name for name in names if name not in self._fields]:
+            raise ColumnNotFound(
+                f"field {foreign[0]!r} does not belong to the schema {self._name!r}; "
+                f"{close_names(str(foreign[0]), self._fields)}"
+            )
         names += [f.name for f in match_unischema_fields(self, [f for f in wanted if isinstance(f, str)])]
         return Unischema(f"{self._name}_view", [self._fields[n] for n in dict.fromkeys(names)])
-
-    def _own(self, field: Any) -> UnischemaField:
-        if field[0] not in self._fields:
-            raise ColumnNotFound(
-                f"field {field[0]!r} does not belong to the schema {self._name!r}; "
-                f"{close_names(str(field[0]), self._fields)}"
-            )
-        return self._fields[field[0]]
 
     def make_namedtuple(self, **kargs: Any) -> Any:
         """Return one row as a named tuple of this schema's fields; TypeError where names are missing or too many."""

@@ -116,13 +116,6 @@ class Stats:
             return list(self._waits)
 
 
-class Ticket(NamedTuple):
-    """The right to move a progress: ends when another stream begins."""
-
-    progress: Acknowledged
-    number: int
-
-
 @dataclass(slots=True)
 class Record:
     """What a loader counts and lists over all its streams."""
@@ -140,9 +133,11 @@ class Record:
 class EngineStream(Stream[Batch]):
     """Deliveries of one loader."""
 
-    def __init__(self, scheduler: Scheduler, ticket: Ticket, record: Record, end: Place, length: int | None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, progress: tuple[Acknowledged, int], record: Record, end: Place, length: int | None
+    ) -> None:
         self._scheduler = scheduler
-        self._progress, self._number = ticket
+        self._progress, self._number = progress
         self._record = record
         self._end = end
         self.length = length

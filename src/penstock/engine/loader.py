@@ -16,7 +16,7 @@ from penstock.engine import host
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.build import Builder, Room
 from penstock.engine.delivery import Place
-from penstock.engine.engine_stream import EngineStream, Record, Ticket
+from penstock.engine.engine_stream import EngineStream, Record
 from penstock.engine.inputs import choose_order, count_needs, describe
 from penstock.engine.memory import BlockPool
 from penstock.engine.randomness import Watch
@@ -150,11 +150,11 @@ class Loader(BaseLoader):
         return super().stream(start=start, every=every)
 
     def _open(self, place: Place, every: tuple[int, int], number: int) -> EngineStream:
-        ticket = Ticket(self._progress, number)
         length = self.count(place)
         if length is not None:
             length = max(0, -(-(length - every[0]) // every[1]))
-        return EngineStream(self._schedule(place, every), ticket, self._record, self.pass_after(place), length)
+        scheduler, end = self._schedule(place, every), self.pass_after(place)
+        return EngineStream(scheduler, (self._progress, number), self._record, end, length)
 
     # -- places and states ----------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Delivery, Stream
-from penstock.engine.engine_stream import Ticket
 from penstock.engine.output_columns import Agreed, columns_given
 from penstock.engine.stages import Batch
 from penstock.errors import PlanError, StateMismatch
@@ -26,6 +25,7 @@ from penstock.plan.draws import Deck, Draws, Mark
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from penstock.engine.delivery import Acknowledged
     from penstock.engine.loader import Loader
     from penstock.engine.locate import Skipped
     from penstock.plan.draws import Stop
@@ -112,7 +112,7 @@ class Mix(BaseLoader):
     # -- streams --------------------------------------------------------------------------------------------------
 
     def _open(self, place: MixPlace, every: tuple[int, int], number: int) -> Stream[Batch]:
-        return MixStream(self, place, every, Ticket(self._progress, number))
+        return MixStream(self, place, every, (self._progress, number))
 
     def deck_at(self, place: MixPlace) -> Deck:
         """Return the draws from a place on."""
@@ -242,13 +242,13 @@ class Mix(BaseLoader):
 class MixStream(Stream[Batch]):
     """Deliveries of a mix: draws follow what was taken, the state what was acknowledged."""
 
-    def __init__(self, owner: Mix, place: MixPlace, every: tuple[int, int], ticket: Ticket) -> None:
+    def __init__(self, owner: Mix, place: MixPlace, every: tuple[int, int], progress: tuple[Acknowledged, int]) -> None:
         self._mix = owner
         self._at = place
         """Behind what was taken."""
         self._deck = owner.deck_at(place)
         self._start, (self._first, self._step) = place, every
-        self._progress, self._number = ticket
+        self._progress, self._number = progress
         self._num_taken = 0
         self._is_through = False
         self._front: Callable[[], Stream[Any] | None] | None = None

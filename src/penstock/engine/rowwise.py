@@ -82,7 +82,15 @@ class RowTransform(SpecStage):
         edited = {field.name for field in self.spec.edit_fields}
         columns: Batch = {}
         for field in self.fields:
-            columns[field.name] = values = [self._value(row, field) for row in rows]
+            columns[field.name] = values = []
+            for row in rows:
+                try:
+                    values.append(row[field.name])
+                except KeyError:
+                    raise TransformError(
+                        f"the transform's row has no field {field.name!r}, only {', '.join(map(repr, row))}; return "
+                        "it, or name it in removed_fields"
+                    ) from None
             if field.name in edited:
                 for value in values:
                     check_value(field, value)
@@ -101,16 +109,6 @@ class RowTransform(SpecStage):
             raise TransformError(f"a transform must return the row as a dict; got {type(result).__name__}")
         return cast("Mapping[str, Any]", result)
 
-    @staticmethod
-    def _value(row: Mapping[str, Any], field: UnischemaField) -> Any:
-        try:
-            return row[field.name]
-        except KeyError:
-            raise TransformError(
-                f"the transform's row has no field {field.name!r}, only {', '.join(map(repr, row))}; return it, or "
-                f"name it in removed_fields"
-            ) from None
-
 
 @dataclass(frozen=True)
 class FrameTransform(SpecStage):
@@ -126,14 +124,12 @@ class FrameTransform(SpecStage):
             return
         import pandas as pd
 
-        # Plain numbers need no Series of their own, of which a table has many.
-        columns = {
-            name: values
-            if (type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biuf")
-            and name not in self.dtypes
-            else to_series(values, self.dtypes.get(name))
-            for name, values in draft.columns.items()
-        }
+        columns = dict(draft.columns)
+        for name, values in draft.columns.items():
+            # Plain numbers need no Series of their own, of which a table has many.
+            plain = type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biuf"
+            if not plain or name in self.dtypes:
+                columns[name] = to_series(values, self.dtypes.get(name))
         frame = pd.DataFrame(columns, copy=False)
         draft.columns = {}
         try:

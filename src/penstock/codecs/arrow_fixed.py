@@ -133,10 +133,6 @@ def _dictionary(array: pa.Array, kind: Fixed) -> Stacked:
     return _filled(values[rows], valid)
 
 
-def _runs(array: pa.Array, kind: Fixed) -> Stacked:
-    return _stored(decoded(array), kind)
-
-
 def _extension(array: pa.Array, kind: Fixed) -> Stacked:
     if isinstance(array.type, pa.FixedShapeTensorType):
         values, valid = _stored(array.storage, Fixed(kind.dtype, tuple(array.type.shape)))
@@ -172,15 +168,12 @@ def _list(array: pa.Array, kind: Fixed) -> Stacked:
 def _fixed_list(array: pa.Array, kind: Fixed) -> Stacked:
     length = array.type.list_size
     child = array.values.slice(array.offset * length, len(array) * length)
-    same = bool(kind.shape) and kind.shape[0] == length
-    rest = kind.shape[1:] if same else _natural_shape(array.type.value_type)
+    rest = kind.shape[1:]
+    if not kind.shape or kind.shape[0] != length:
+        inner = natural_kind(array.type.value_type, "")
+        rest = inner.shape if isinstance(inner, Fixed) else ()
     values, valid = _stored(child, Fixed(kind.dtype, rest))
     return _rows_of(values, valid, validity(array), (len(array), length))
-
-
-def _natural_shape(arrow_type: pa.DataType) -> tuple[int, ...]:
-    kind = natural_kind(arrow_type, "")
-    return kind.shape if isinstance(kind, Fixed) else ()
 
 
 def _rows_of(
@@ -202,14 +195,6 @@ def _rows_of(
 def _widened(valid: NDArray[np.bool_], like: NDArray[Any]) -> NDArray[np.bool_]:
     """Add axes, so that validity of rows broadcasts over their elements."""
     return valid.reshape(*valid.shape, *[1] * (like.ndim - valid.ndim))
-
-
-def _text(array: pa.Array, kind: Fixed) -> Stacked:
-    return _parsed(texts(array), validity(array), kind.dtype)
-
-
-def _decimal(array: pa.Array, kind: Fixed) -> Stacked:
-    return _parsed(decimals(array), validity(array), kind.dtype)
 
 
 def _parsed(cells: list[Any], valid: NDArray[np.bool_] | None, dtype: np.dtype[Any]) -> Stacked:
@@ -269,10 +254,10 @@ _STACKERS: dict[str, Callable[[pa.Array, Fixed], Stacked]] = {
     "temporal": _temporal,
     "null": _null,
     "dictionary": _dictionary,
-    "runs": _runs,
+    "runs": lambda array, kind: _stored(decoded(array), kind),
     "extension": _extension,
     "list": _list,
     "fixed_list": _fixed_list,
-    "text": _text,
-    "decimal": _decimal,
+    "text": lambda array, kind: _parsed(texts(array), validity(array), kind.dtype),
+    "decimal": lambda array, kind: _parsed(decimals(array), validity(array), kind.dtype),
 }

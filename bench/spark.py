@@ -35,7 +35,7 @@ import numpy as np
 import penstock.spark
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 from penstock.spark import dict_to_spark_row, materialize_dataset
 
 if TYPE_CHECKING:

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.base import AsStored
 from penstock.codecs.row_values import only_value
 from penstock.dataset import Selection, open_parquet, pick_columns
 from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.build import Builder
-from penstock.engine.columns import columns_of
-from penstock.engine.inputs import Inputs
+from penstock.engine.engine_stream import Stats
+from penstock.engine.inputs import Inputs, columns_of
 from penstock.engine.loader import Loader
 from penstock.engine.memory import BlockPool
 from penstock.engine.random_access import row_numbers, take_rows
 from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import Decode, Fold
-from penstock.engine.stats import Stats
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.options import (
     MEMORY_BYTES,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.row_filter import RowFilter
-    from penstock.engine.columns import Column
+    from penstock.engine.inputs import Column
     from penstock.engine.loader import Make
     from penstock.engine.stages import Batch
     from penstock.options import OnError, Verify, Window
@@ -174,8 +174,19 @@ class Dataset:
         self._encoded = frozenset(encoded)
         self._ends: NDArray[np.int64] = np.cumsum(selection.counts)
         self._schema: Unischema | None = None
-        self._columns = self._make_columns()  # refuses unsupported types now, not at the first batch
         self._read_columns: tuple[Column, ...] | None = None
+        facts = source.facts
+        fields = [facts.unischema.fields[name] for name in self._names]
+        if self._encoded:
+            fields = [
+                UnischemaField(one.name, np.bytes_, (), AsStored(), one.nullable) if one.name in self._encoded else one
+                for one in fields
+            ]
+        try:  # refuses unsupported types now, not at the first batch
+            self._columns = columns_of(fields, [facts.arrow_schema.field(name).type for name in self._names])
+        except SchemaError as error:
+            place = source.locate(0).path if len(facts.chunk_rows) else facts.files[0]
+            raise type(error)(f"{place}: {error}") from error
 
     def __reduce__(self) -> Any:
         # What was found travels, files and connections do not: another process lists nothing and filters nothing again.
@@ -369,9 +380,10 @@ class Dataset:
 
         read, items, fold, window = self, None, None, options.window
         if window is not None:
-            from penstock.plan.windows import WindowGrouping
+            from penstock.plan.windows import WindowGrouping, WindowRule
 
-            table = self.window_table(window.by, window_rule(window), span=window.span_row_groups)
+            rule = WindowRule(window.length, window.max_gap, window.overlap, window.stride)
+            table = self.window_table(window.by, rule, span=window.span_row_groups)
             given = self.schema if spec is None else transform_schema(self.schema, spec)
             items, fold = WindowGrouping(table), Fold(window.length, window_steps(window, list(given.fields)))
             if fold.steps is not None and spec is None:
@@ -416,7 +428,7 @@ class Dataset:
         Raises:
             NotSorted: The column does not ascend within a chunk, or with `span` within the dataset.
         """
-        from penstock.engine.column_scan import scan_column
+        from penstock.engine.random_access import scan_column
         from penstock.plan.windows import WindowTable
 
         only = self.select([column])
@@ -445,18 +457,6 @@ class Dataset:
             )
         return self._read_columns
 
-    def _make_columns(self) -> tuple[Column, ...]:
-        facts = self._source.facts
-        fields, stored = facts.unischema.fields, facts.arrow_schema
-        try:
-            return columns_of(
-                [_as_bytes(fields[name]) if name in self._encoded else fields[name] for name in self._names],
-                [stored.field(name).type for name in self._names],
-            )
-        except SchemaError as error:
-            place = self._source.locate(0).path if len(facts.chunk_rows) else facts.files[0]
-            raise type(error)(f"{place}: {error}") from error
-
     def _inputs(self, items: Grouping | None = None) -> Inputs:
         if not self._names:
             raise PlanError("no columns are selected: there is nothing to load; select at least one")
@@ -483,19 +483,6 @@ class Dataset:
             stats=Stats(),
             limit_bytes=MEMORY_BYTES,
         )
-
-
-def _as_bytes(field: UnischemaField) -> UnischemaField:
-    from penstock.codecs.as_stored import AsStored  # late: only decoding on a GPU asks for it
-
-    return UnischemaField(field.name, np.bytes_, (), AsStored(), field.nullable)
-
-
-def window_rule(window: Window) -> WindowRule:
-    """Return which stretches of rows a window asks for."""
-    from penstock.plan.windows import WindowRule
-
-    return WindowRule(window.length, window.max_gap, window.overlap, window.stride)
 
 
 def window_steps(window: Window, names: Sequence[str]) -> dict[str, tuple[int, ...]] | None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.codecs import Cells
-from penstock.codecs.as_stored import AsStored
+from penstock.codecs.base import AsStored
 
 
 @given(st.lists(st.none() | st.binary(max_size=9), max_size=12), st.randoms())

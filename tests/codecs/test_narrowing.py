@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from penstock.codecs.narrowing import keeps
+from penstock.codecs.row_values import keeps
 
 
 @given(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from penstock.codecs import CellError, Cells, CompressedNdarrayCodec, NdarrayCodec, npy
+from penstock.codecs import CellError, Cells, CompressedNdarrayCodec, NdarrayCodec, ndarray
 from penstock.codecs.base import column_dtype
 from penstock.testing.codecs import check_codec, equal_values
 from tests.codecs.fields import Field
@@ -227,20 +227,20 @@ def test_remembered_headers_take_little_memory():
     try:
         for number in range(500):
             text = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({number},)}}".ljust(60_000)
-            npy.parse_header(header(text))
+            ndarray.parse_header(header(text))
         assert tracemalloc.get_traced_memory()[0] < 16 << 20
     finally:
         tracemalloc.stop()
 
 
 def test_headers_are_parsed_once(monkeypatch):
-    npy._parse_short.cache_clear()
+    ndarray._parse_short.cache_clear()
     field = Field("x", np.int32, (2,))
     cells = [saved(np.array([i, i], t)) for i in range(50) for t in ("<i4", ">i4")]
     out = np.zeros((100, 2), np.int32)
     NdarrayCodec().decode_column(field, Cells.from_list(cells), out)
     assert (out == np.repeat(np.arange(50), 2)[:, None]).all()
-    assert npy._parse_short.cache_info().misses == 2
+    assert ndarray._parse_short.cache_info().misses == 2
 
 
 def test_decoded_arrays_are_owned_and_writable():

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.codecs import ScalarCodec, codec_from_json, codec_to_json
-from penstock.codecs.sparktypes import SparkType, as_spark_type
+from penstock.codecs.scalar import SparkType, as_spark_type
 from penstock.errors import CodecError, UnsupportedType
 from penstock.testing.codecs import check_codec
 from tests.codecs.fields import Field

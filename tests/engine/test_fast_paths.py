@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import NdarrayCodec
-from penstock.engine import build, chunk, gather, loader, row_arena
-from penstock.engine.columns import columns_of
+from penstock.engine import build, gather, loader, row_arena
+from penstock.engine.inputs import columns_of
 from penstock.engine.memory import BlockPool
 from penstock.schema.arrow import infer_unischema
 from penstock.testing import assert_same, make_parquet, mixed
@@ -279,7 +279,7 @@ def test_runs_views_and_picks_gather_the_same_rows(data):
     columns = columns_of(schema.fields.values(), [field.type for field in table.schema])
     ends = sorted(data.draw(st.sets(st.integers(1, 39), min_size=1, max_size=4)) | {0, 40})
     chunks = [
-        chunk.make_chunk(i, table.slice(a, b - a).combine_chunks(), columns, None, skip=False)
+        gather.make_chunk(i, table.slice(a, b - a).combine_chunks(), columns, None, skip=False)
         for i, (a, b) in enumerate(itertools.pairwise(ends))
     ]
     runs = data.draw(
@@ -340,8 +340,8 @@ def test_views_of_cells_are_what_decoding_gives(tmp_path, kind, shuffle):
         return found
 
     how = {"batch_size": 4, "shuffle": shuffle, "epochs": 2}
-    fast, _ = batches_with(ds, [(chunk, "view_column", counted)], **how)
-    plain, _ = batches_with(ds, [(chunk, "view_column", lambda *args: None)], **how)
+    fast, _ = batches_with(ds, [(gather, "view_column", counted)], **how)
+    plain, _ = batches_with(ds, [(gather, "view_column", lambda *args: None)], **how)
     assert_same(fast, plain)
     assert any(viewed) == (kind != "fortran")  # with nulls: the last file has none
     assert all(viewed) or kind == "fortran"

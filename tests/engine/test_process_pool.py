@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.engine import process, shared
+from penstock.engine import process
 from penstock.engine.gather import Gathered
-from penstock.engine.process import ProcessStages, _freeze, _revive, payload_of
-from penstock.engine.shared import Packer, SharedBlock, unpack
+from penstock.engine.process import Packer, ProcessStages, SharedBlock, _freeze, _revive, payload_of, unpack
 from penstock.errors import PlanError, TransformError
 from penstock.testing import make_parquet, mixed
 from tests.engine.make import as_list, ids
@@ -256,7 +255,7 @@ def test_exceptions_travel_with_their_text():
 @pytest.mark.parametrize("memfd", [True, False])
 def test_a_block_has_no_name_and_leaves_nothing(monkeypatch, tmp_path, memfd):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(shared.tempfile, "tempdir", None)
+    monkeypatch.setattr(process.tempfile, "tempdir", None)
     if not memfd:
         monkeypatch.delattr(os, "memfd_create", raising=False)
     here, there = multiprocessing.Pipe()
@@ -268,12 +267,12 @@ def test_a_block_has_no_name_and_leaves_nothing(monkeypatch, tmp_path, memfd):
     other.memory[17] = 99
     assert block.memory[17] == 99, "both see the same bytes"
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(shared.tempfile, "tempdir", None)
+    monkeypatch.setattr(process.tempfile, "tempdir", None)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_pool_without_memfd(ds, monkeypatch, tmp_path):
-    monkeypatch.setattr(shared.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(process, "start_method", lambda: "fork")  # a forked process has no memfd either
     assert ids(batches(ds)) == [*range(50)]

@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from penstock.engine import report as module
+from penstock.engine.engine_stream import KEPT_STEPS, WAIT_BOUNDS, Stats, Step
 from penstock.engine.report import Report, steps_of
-from penstock.engine.stats import KEPT_STEPS, WAIT_BOUNDS, Stats, Step
 from penstock.errors import PlanError
 
 
@@ -234,7 +234,7 @@ def test_more_workers_are_advised_only_where_there_are_cores(monkeypatch):
 
 def test_words_and_advice_exist_for_every_cause():
     assert set(module.WORDS) >= set(module.STAGES)
-    variants = {"finish-thread", "finish-process", "hand-over-ahead"}
+    variants = {"finish-thread", "finish-process", "hand-over-ahead", "read-slow"}
     assert set(module.WORDS) == {*module.STAGES, *module._ADVICE} - variants
     assert variants < set(module._ADVICE)
 

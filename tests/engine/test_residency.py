@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.engine.build import Built
-from penstock.engine.chunk import Chunk
+from penstock.engine.build import Built, Room
 from penstock.engine.delivery import Origin
+from penstock.engine.gather import Chunk
 from penstock.engine.residency import NEVER, EpochWork, Residency
-from penstock.engine.room import Room
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.plan import Cursor, Order, Share, plan_epoch
 from penstock.plan.grouping import RowGrouping

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 from penstock.petastorm.generator import generate_datapoint
 from penstock.petastorm.unischema import Unischema, UnischemaField
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from penstock.plan import Cursor, Order, Share, plan_epoch, read_amplification
-from penstock.plan.read_amplification import ReadAmplification, chunks_per_batch, count_reads
+from penstock.plan import Cursor, Order, Share, plan_epoch
+from penstock.plan.plan import ReadAmplification, chunks_per_batch, count_reads
 from tests.depth import depth
 from tests.plan.cases import cases
 
@@ -32,7 +32,7 @@ def test_many_stays_are_counted_one_by_one(monkeypatch):
     counts, order = np.full(2000, 100), Order("lanes", 1, 24, 150)
     arguments = {"order": order, "cursor": Cursor(0, position=777), "share": Share(0, 5, 8, "drop", False)}
     exact = count_reads(counts, **arguments)
-    monkeypatch.setattr(read_amplification, "EXACT_STAYS", 0)
+    monkeypatch.setattr("penstock.plan.plan.EXACT_STAYS", 0)
     assert count_reads(counts, **arguments).factor == pytest.approx(exact.factor, rel=0.01)
 
 

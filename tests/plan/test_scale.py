@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.plan import Cursor, Order, Share, plan_epoch
-from penstock.plan.read_amplification import count_reads
+from penstock.plan.plan import count_reads
 from tests.depth import depth
 
 CHUNKS, ROWS = 1_000_000, 1000

@@ -18,7 +18,7 @@ from penstock.codecs import (
     ScalarCodec,
     UnknownCodec,
 )
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 from penstock.errors import SchemaError
 from penstock.schema.petastorm_dump import dump_index, dump_row_group_counts, dump_unischema
 from penstock.schema.petastorm_pickle import RowGroupIndex, load_index, load_unischema

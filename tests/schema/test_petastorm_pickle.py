@@ -22,7 +22,7 @@ from penstock.codecs import (
     register_codec,
     registry,
 )
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 from penstock.errors import CodecError, MetadataError
 from penstock.schema import safe_pickle
 from penstock.schema.petastorm_pickle import load_index, load_unischema

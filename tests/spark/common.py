@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 
 
 def scalar(name, **more):

@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, ScalarCodec
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 from penstock.errors import SchemaError
 
 SCHEMA = Unischema(

@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.codecs import NdarrayCodec, ScalarCodec
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 from penstock.errors import ColumnNotFound, PlanError, SchemaError
 from penstock.schema.unischema import Unischema, UnischemaField
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.dataset import as_parquet
-from penstock.engine.columns import columns_of
+from penstock.engine.inputs import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.api import Dataset
-    from penstock.engine.columns import Column
+    from penstock.engine.inputs import Column
 
     Work = Callable[[Any], None]
 

@@ -5,9 +5,8 @@ codecs subclass `DataframeColumnCodec` or `Codec` and are registered by `registe
 """
 
 from penstock.codecs.base import CellError, Cells, Codec, DataframeColumnCodec
-from penstock.codecs.compressed_ndarray import CompressedNdarrayCodec
 from penstock.codecs.image import CompressedImageCodec
-from penstock.codecs.ndarray import NdarrayCodec
+from penstock.codecs.ndarray import CompressedNdarrayCodec, NdarrayCodec
 from penstock.codecs.registry import UnknownCodec, codec_from_json, codec_to_json, register_codec
 from penstock.codecs.scalar import ScalarCodec
 

@@ -87,7 +87,15 @@ def _cells(array: pa.Array, item: Item) -> list[Any] | NDArray[np.object_]:
     if form == "extension" and not isinstance(natural_kind(array.type, ""), Fixed):
         return _cells(array.storage, item)
     if form == "dictionary":
-        return _from_dictionary(array, item)
+        # Make each value of the dictionary once, and share it among its rows.
+        if len(array.dictionary) > len(array):  # a slice of a column with many values
+            return _cells(decoded(array), item)
+        try:
+            values = _object_array([*_cells(array.dictionary, item), None])
+        except CellError:  # by row, to name the row, and because the value may be used by none
+            return _cells(decoded(array), item)
+        rows, valid = fixed_view(array.indices, Fixed(np.dtype(np.int64), ()))
+        return values[rows if valid is None else np.where(valid, rows, -1)]
     if form == "runs":
         return _cells(decoded(array), item)
     if form == "text" and item is bytes:
@@ -101,18 +109,6 @@ _READERS: dict[str, tuple[Callable[[pa.Array], list[Any]], type | None]] = {
     "bytes": (byte_strings, bytes),
     "decimal": (decimals, Decimal),
 }
-
-
-def _from_dictionary(array: pa.Array, item: Item) -> list[Any] | NDArray[np.object_]:
-    """Make each value of the dictionary once, and share it among its rows."""
-    if len(array.dictionary) > len(array):  # a slice of a column with many values
-        return _cells(decoded(array), item)
-    try:
-        values = _object_array([*_cells(array.dictionary, item), None])
-    except CellError:  # by row, to name the row, and because the value may be used by none
-        return _cells(decoded(array), item)
-    rows, valid = fixed_view(array.indices, Fixed(np.dtype(np.int64), ()))
-    return values[rows if valid is None else np.where(valid, rows, -1)]
 
 
 def _scalars(array: pa.Array) -> list[Any]:
@@ -153,33 +149,42 @@ def _rows(array: pa.Array, item: Item) -> list[Any]:
     kind = natural_kind(array.type, "")
     if isinstance(kind, Fixed):
         values, valid = fixed_view(array, kind)
-        return _stacked_rows(values.copy(), valid, validity(array))
+        stacked = values.copy()
+        if valid is None:
+            return list(stacked)
+        if valid.ndim == 1:
+            return [value if ok else None for value, ok in zip(stacked, valid.tolist(), strict=True)]
+        known = zip(stacked, valid, _flags(validity(array)), strict=False)
+        return [mask(value, inside) if ok else None for value, inside, ok in known]
     if form == "extension":
         return _rows(array.storage, item)
     if not kind.as_list:
         return list(_cells(array, item))
     if form == "struct":
-        return _dicts(array)
+        names = [field.name for field in struct_fields(array.type)]
+        columns = [_rows(array.field(i), None) for i in range(len(names))]
+        structs = zip(*columns, strict=True)
+        return [
+            dict(zip(names, row, strict=True)) if ok else None
+            for row, ok in zip(structs, _flags(validity(array)), strict=False)
+        ]
     rows = lists(array)
     return _pairs(rows) if form == "map" else _list_rows(rows, item)
-
-
-def _stacked_rows(values: NDArray[Any], valid: NDArray[np.bool_] | None, outer: NDArray[np.bool_] | None) -> list[Any]:
-    """Cut a stacked array into row values: NumPy scalars or arrays, None for null rows."""
-    if valid is None:
-        return list(values)
-    if valid.ndim == 1:
-        return [value if ok else None for value, ok in zip(values, valid.tolist(), strict=True)]
-    return [
-        mask(value, inside) if ok else None for value, inside, ok in zip(values, valid, _flags(outer), strict=False)
-    ]
 
 
 def _list_rows(rows: Lists, item: Item) -> list[Any]:
     """Cut lists from one array of their values (numbers, text) or one list of row values (anything deeper)."""
     inner = natural_kind(rows.child.type, "")
     if isinstance(inner, Fixed) or (isinstance(item, np.dtype) and not inner.as_list):
-        return _number_rows(rows, inner, item)
+        if isinstance(item, np.dtype):
+            inner = Fixed(item, inner.shape if isinstance(inner, Fixed) else ())
+        values, valid = _guarded(rows, lambda child: fixed_view(child, cast("Fixed", inner)))
+        values = values.copy()  # of the chunk's memory, which others read
+        if valid is None:
+            found = [values[a:b] if ok else None for a, b, ok in _spans(rows)]
+        else:
+            found = [mask(values[a:b], valid[a:b]) if ok else None for a, b, ok in _spans(rows)]
+        return [None if row is None else row.copy() for row in found] if rows.shared else found
     if inner.as_list:
         flat: Any = _guarded(rows, lambda child: _rows(child, item))
     else:
@@ -200,30 +205,8 @@ def _guarded(rows: Lists, convert: Any) -> Any:
         raise CellError(int(using.argmax()), str(error)) from error
 
 
-def _number_rows(rows: Lists, inner: Fixed | Objects, item: Item) -> list[Any]:
-    if isinstance(item, np.dtype):
-        inner = Fixed(item, inner.shape if isinstance(inner, Fixed) else ())
-    values, valid = _guarded(rows, lambda child: fixed_view(child, cast("Fixed", inner)))
-    values = values.copy()  # of the chunk's memory, which others read
-    if valid is None:
-        found = [values[a:b] if ok else None for a, b, ok in _spans(rows)]
-    else:
-        found = [mask(values[a:b], valid[a:b]) if ok else None for a, b, ok in _spans(rows)]
-    return [None if row is None else row.copy() for row in found] if rows.shared else found
-
-
 def _pairs(rows: Lists) -> list[Any]:
     """Return maps as lists of (key, value): a dict would lose repeated keys."""
     keys, values = (_rows(rows.child.field(i), None) for i in range(2))
     pairs = list(zip(keys, values, strict=True))
     return [pairs[a:b] if ok else None for a, b, ok in _spans(rows)]
-
-
-def _dicts(array: pa.Array) -> list[Any]:
-    names = [field.name for field in struct_fields(array.type)]
-    columns = [_rows(array.field(i), None) for i in range(len(names))]
-    rows = zip(*columns, strict=True)
-    return [
-        dict(zip(names, row, strict=True)) if ok else None
-        for row, ok in zip(rows, _flags(validity(array)), strict=False)
-    ]

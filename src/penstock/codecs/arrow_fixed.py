@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import NATIVE, Fixed, form_of, natural_kind, temporal_dtype, tensor_order
-from penstock.codecs.arrow_memory import Lists, bits, decimals, decoded, lists, numbers, texts, validity
+from penstock.codecs.arrow_memory import bits, decimals, decoded, lists, numbers, texts, validity
 from penstock.codecs.base import CellError
 from penstock.codecs.times import from_text, in_unit
 
@@ -49,18 +49,23 @@ def fixed_view(array: pa.Array, kind: Fixed, *, writable: bool = False) -> Stack
         values: NDArray[Any] = np.frombuffer(array.buffers()[1], dtype, count, array.offset * dtype.itemsize)
         valid = None
     else:
-        values, valid = _stacked(array, kind)
+        values, valid = _stored(array, kind)
+        if values.dtype != kind.dtype:  # last, when it is known which elements are there: only those must fit
+            with np.errstate(all="ignore"):
+                found = in_unit(values, kind.dtype) if values.dtype.kind in "mM" else values.astype(kind.dtype)
+                lost = _lost(values, found)
+            if valid is not None:
+                lost &= np.broadcast_to(_widened(valid, values), values.shape)
+            if lost.any():
+                at = int(lost.argmax())
+                row = at // max(1, lost[0].size)
+                raise CellError(row, f"value {values.reshape(-1)[at]} does not fit {kind.dtype}")
+            values = _filled(found, valid)[0]
     if not writable:
         values.flags.writeable = False
     elif not values.flags.writeable:
         values = values.copy()
     return values, valid
-
-
-def _stacked(array: pa.Array, kind: Fixed) -> Stacked:
-    """Return the column converted. Converts last, when it is known which elements are there: only those must fit."""
-    values, valid = _stored(array, kind)
-    return values if values.dtype == kind.dtype else _cast(values, valid, kind.dtype), valid
 
 
 def _stored(array: pa.Array, kind: Fixed) -> Stacked:
@@ -128,31 +133,28 @@ def _dictionary(array: pa.Array, kind: Fixed) -> Stacked:
     return _filled(values[rows], valid)
 
 
-def _runs(array: pa.Array, kind: Fixed) -> Stacked:
-    return _stored(decoded(array), kind)
-
-
 def _extension(array: pa.Array, kind: Fixed) -> Stacked:
     if isinstance(array.type, pa.FixedShapeTensorType):
-        return _tensor(array, kind)
+        values, valid = _stored(array.storage, Fixed(kind.dtype, tuple(array.type.shape)))
+        axes = (0, *(axis + 1 for axis in tensor_order(array.type)))
+        if valid is not None and valid.ndim > 1:
+            valid = valid.transpose(axes)
+        return values.transpose(axes), valid
     if array.type.extension_name == "arrow.bool8":
         values, valid = _number(array.storage, kind)
         return values != 0, valid
     return _stored(array.storage, kind)
 
 
-def _tensor(array: pa.Array, kind: Fixed) -> Stacked:
-    values, valid = _stored(array.storage, Fixed(kind.dtype, tuple(array.type.shape)))
-    axes = (0, *(axis + 1 for axis in tensor_order(array.type)))
-    if valid is not None and valid.ndim > 1:
-        valid = valid.transpose(axes)
-    return values.transpose(axes), valid
-
-
 def _list(array: pa.Array, kind: Fixed) -> Stacked:
     """Stack lists, all of which must have the length that the kind says."""
     rows, length, num_rows = lists(array), kind.shape[0], len(array)
-    _check_lengths(rows, length)
+    wrong = (rows.stop - rows.start) != length
+    if rows.valid is not None:
+        wrong &= rows.valid
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise CellError(row, f"wanted a list of {length} values, got {rows.stop[row] - rows.start[row]}")
     if len(rows.child) == 0:
         return np.full((num_rows, *kind.shape), fill_value(kind.dtype), kind.dtype), rows.valid
     values, valid = _stored(rows.child, Fixed(kind.dtype, kind.shape[1:]))
@@ -163,27 +165,15 @@ def _list(array: pa.Array, kind: Fixed) -> Stacked:
     return _rows_of(values, valid, rows.valid, (num_rows, length))
 
 
-def _check_lengths(rows: Lists, length: int) -> None:
-    wrong = (rows.stop - rows.start) != length
-    if rows.valid is not None:
-        wrong &= rows.valid
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise CellError(row, f"wanted a list of {length} values, got {rows.stop[row] - rows.start[row]}")
-
-
 def _fixed_list(array: pa.Array, kind: Fixed) -> Stacked:
     length = array.type.list_size
     child = array.values.slice(array.offset * length, len(array) * length)
-    same = bool(kind.shape) and kind.shape[0] == length
-    rest = kind.shape[1:] if same else _natural_shape(array.type.value_type)
+    rest = kind.shape[1:]
+    if not kind.shape or kind.shape[0] != length:
+        inner = natural_kind(array.type.value_type, "")
+        rest = inner.shape if isinstance(inner, Fixed) else ()
     values, valid = _stored(child, Fixed(kind.dtype, rest))
     return _rows_of(values, valid, validity(array), (len(array), length))
-
-
-def _natural_shape(arrow_type: pa.DataType) -> tuple[int, ...]:
-    kind = natural_kind(arrow_type, "")
-    return kind.shape if isinstance(kind, Fixed) else ()
 
 
 def _rows_of(
@@ -205,14 +195,6 @@ def _rows_of(
 def _widened(valid: NDArray[np.bool_], like: NDArray[Any]) -> NDArray[np.bool_]:
     """Add axes, so that validity of rows broadcasts over their elements."""
     return valid.reshape(*valid.shape, *[1] * (like.ndim - valid.ndim))
-
-
-def _text(array: pa.Array, kind: Fixed) -> Stacked:
-    return _parsed(texts(array), validity(array), kind.dtype)
-
-
-def _decimal(array: pa.Array, kind: Fixed) -> Stacked:
-    return _parsed(decimals(array), validity(array), kind.dtype)
 
 
 def _parsed(cells: list[Any], valid: NDArray[np.bool_] | None, dtype: np.dtype[Any]) -> Stacked:
@@ -251,20 +233,6 @@ _READERS: dict[str, Callable[[Any, np.dtype[Any]], Any]] = {
 }
 
 
-def _cast(values: NDArray[Any], valid: NDArray[np.bool_] | None, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert to another dtype; a value that does not survive is a CellError with its row."""
-    with np.errstate(all="ignore"):
-        found = in_unit(values, dtype) if values.dtype.kind in "mM" else values.astype(dtype)
-        lost = _lost(values, found)
-    if valid is not None:
-        lost &= np.broadcast_to(_widened(valid, values), values.shape)
-    if lost.any():
-        at = int(lost.argmax())
-        row = at // max(1, lost[0].size)
-        raise CellError(row, f"value {values.reshape(-1)[at]} does not fit {dtype}")
-    return _filled(found, valid)[0]
-
-
 def _lost(values: NDArray[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
     """Say which values changed by more than rounding to the next float."""
     old, new = values.dtype.kind, found.dtype.kind
@@ -286,10 +254,10 @@ _STACKERS: dict[str, Callable[[pa.Array, Fixed], Stacked]] = {
     "temporal": _temporal,
     "null": _null,
     "dictionary": _dictionary,
-    "runs": _runs,
+    "runs": lambda array, kind: _stored(decoded(array), kind),
     "extension": _extension,
     "list": _list,
     "fixed_list": _fixed_list,
-    "text": _text,
-    "decimal": _decimal,
+    "text": lambda array, kind: _parsed(texts(array), validity(array), kind.dtype),
+    "decimal": lambda array, kind: _parsed(decimals(array), validity(array), kind.dtype),
 }

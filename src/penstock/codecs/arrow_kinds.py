@@ -89,7 +89,6 @@ NATIVE |= {type_id("HALF_FLOAT"): np.dtype("f2"), type_id("FLOAT"): np.dtype("f4
 _CURES = {
     "union": "store the alternatives as nullable columns or struct fields",
     "interval": "store it as a duration",
-    "struct": "give every field of the struct its own name, and the struct at least one field",
 }
 
 
@@ -133,13 +132,36 @@ def natural_kind(arrow_type: pa.DataType, name: str) -> Fixed | Objects:
     Looks inside nested types, so that a list of something unsupported is refused too.
     """
     form = form_of(arrow_type)
-    maker = _SIMPLE.get(form)
-    if maker is not None:
-        return maker(arrow_type)
-    nested = _NESTED.get(form)
-    if nested is None:
+    if form in _SIMPLE:
+        return _SIMPLE[form](arrow_type)
+    if form in ("dictionary", "runs"):
+        return natural_kind(arrow_type.value_type, name)
+    if form in ("list", "fixed_list"):
+        inner = natural_kind(arrow_type.value_type, name)
+        if form == "fixed_list" and isinstance(inner, Fixed):
+            return Fixed(inner.dtype, (arrow_type.list_size, *inner.shape))
+        return Objects(as_list=True, item=inner.dtype if isinstance(inner, Fixed) else inner.item)
+    if form == "map":
+        for part in (arrow_type.key_type, arrow_type.item_type):
+            natural_kind(part, name)
+        return Objects(as_list=True)
+    if form == "struct":
+        fields = struct_fields(arrow_type)
+        if not fields or len({field.name for field in fields}) != len(fields):
+            _refuse(name, arrow_type, "give every field of the struct its own name, and the struct at least one field")
+        for field in fields:
+            natural_kind(field.type, f"{name}.{field.name}")
+        return Objects(as_list=True)
+    if form != "extension":
         _refuse(name, arrow_type, _CURES.get(form, "cast it to a type of the table"))
-    return nested(arrow_type, name)
+    if isinstance(arrow_type, pa.FixedShapeTensorType):
+        inner = natural_kind(arrow_type.value_type, name)
+        if not isinstance(inner, Fixed):
+            _refuse(name, arrow_type, "store a tensor of numbers")
+        return Fixed(inner.dtype, tuple(arrow_type.shape[axis] for axis in tensor_order(arrow_type)))
+    if arrow_type.extension_name == "arrow.bool8":
+        return Fixed(np.dtype(np.bool_), ())
+    return natural_kind(arrow_type.storage_type, name)
 
 
 _SIMPLE: dict[str, Callable[[pa.DataType], Fixed | Objects]] = {
@@ -153,72 +175,14 @@ _SIMPLE: dict[str, Callable[[pa.DataType], Fixed | Objects]] = {
 }
 
 
-def _list(arrow_type: pa.DataType, name: str) -> Objects:
-    inner = natural_kind(arrow_type.value_type, name)
-    return Objects(as_list=True, item=inner.dtype if isinstance(inner, Fixed) else inner.item)
-
-
-def _fixed_list(arrow_type: pa.DataType, name: str) -> Fixed | Objects:
-    inner = natural_kind(arrow_type.value_type, name)
-    if isinstance(inner, Fixed):
-        return Fixed(inner.dtype, (arrow_type.list_size, *inner.shape))
-    return Objects(as_list=True, item=inner.item)
-
-
-def _map(arrow_type: pa.DataType, name: str) -> Objects:
-    for inner in (arrow_type.key_type, arrow_type.item_type):
-        natural_kind(inner, name)
-    return Objects(as_list=True)
-
-
-def _struct(arrow_type: pa.DataType, name: str) -> Objects:
-    fields = struct_fields(arrow_type)
-    if not fields or len({field.name for field in fields}) != len(fields):
-        _refuse(name, arrow_type, _CURES["struct"])
-    for field in fields:
-        natural_kind(field.type, f"{name}.{field.name}")
-    return Objects(as_list=True)
-
-
 def struct_fields(arrow_type: pa.DataType) -> list[pa.Field]:
     """Return the fields of a struct type, by position (names may be empty or repeated)."""
     return [arrow_type.field(i) for i in range(arrow_type.num_fields)]
 
 
-def _encoded(arrow_type: pa.DataType, name: str) -> Fixed | Objects:
-    return natural_kind(arrow_type.value_type, name)
-
-
-def _extension(arrow_type: pa.DataType, name: str) -> Fixed | Objects:
-    if isinstance(arrow_type, pa.FixedShapeTensorType):
-        inner = natural_kind(arrow_type.value_type, name)
-        if not isinstance(inner, Fixed):
-            _refuse(name, arrow_type, "store a tensor of numbers")
-        return Fixed(inner.dtype, tensor_shape(arrow_type))
-    if arrow_type.extension_name == "arrow.bool8":
-        return Fixed(np.dtype(np.bool_), ())
-    return natural_kind(arrow_type.storage_type, name)
-
-
-_NESTED: dict[str, Callable[[pa.DataType, str], Fixed | Objects]] = {
-    "list": _list,
-    "fixed_list": _fixed_list,
-    "map": _map,
-    "struct": _struct,
-    "dictionary": _encoded,
-    "runs": _encoded,
-    "extension": _extension,
-}
-
-
 def tensor_order(arrow_type: pa.DataType) -> tuple[int, ...]:
     """Return the axes of a tensor as stored, in the order in which the user sees them."""
     return tuple(arrow_type.permutation or range(len(arrow_type.shape)))
-
-
-def tensor_shape(arrow_type: pa.DataType) -> tuple[int, ...]:
-    """Return the shape of a tensor as the user sees it."""
-    return tuple(arrow_type.shape[axis] for axis in tensor_order(arrow_type))
 
 
 def column_kind(

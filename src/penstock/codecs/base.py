@@ -1,8 +1,9 @@
 """What a codec is: the cells it reads, the base classes, and decoding a column with any of them.
 
 Encoded cells come from the Parquet columns as flat byte buffers with offsets (`Cells`); decoded values go into memory
-that the caller owns. A codec sees a duck-typed field (`name`, `numpy_dtype`, `shape`, `nullable`) and never a schema,
-a file or a thread. Where a cell lies in a dataset is not known here: `CellError` carries only its place in the `Cells`.
+that the caller owns. A codec sees a duck-typed field (`name`, `numpy_dtype`, `shape`, `nullable`) and never a schema, a
+file or a thread. Where a cell lies in a dataset is not known here: `CellError` carries only its place in the `Cells`.
+`AsStored` replaces a codec where cells are decoded elsewhere, for instance on a GPU.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class DataframeColumnCodec:
 
     def spark_dtype(self) -> Any:
         """Return the Spark type of the column (needs pyspark); binary unless overridden."""
-        from penstock.codecs.sparktypes import SparkType
+        from penstock.codecs.scalar import SparkType
 
         return SparkType("BinaryType").to_pyspark()
 
@@ -256,7 +257,7 @@ def storage_type(codec: DataframeColumnCodec, field: FieldLike) -> pa.DataType:
     """
     import pyarrow as pa
 
-    from penstock.codecs.sparktypes import as_spark_type
+    from penstock.codecs.scalar import as_spark_type
 
     if isinstance(codec, Codec):
         return codec.storage_type(field)
@@ -386,3 +387,31 @@ def _decoded(decode: Callable[[Any, Any], Any], field: FieldLike, cell: bytes | 
         raise
     except Exception as exc:
         raise CellError(index, f"cannot decode a cell of field {field.name!r}: {exc}") from exc
+
+
+class AsStored(Codec):
+    """Returns the bytes of cells."""
+
+    def encode(self, unischema_field: Any, value: Any) -> bytes:  # noqa: ARG002 - a codec's signature
+        """Return the bytes."""
+        return bytes(value)
+
+    def decode(self, unischema_field: Any, value: Any) -> NDArray[np.uint8]:  # noqa: ARG002 - a codec's signature
+        """Return the bytes as an array of its own."""
+        return np.frombuffer(value, np.uint8).copy()
+
+    def decode_list(self, field: FieldLike, cells: Cells) -> list[Any]:  # noqa: ARG002 - a codec's signature
+        """Return views of one block; None for nulls."""
+        there = [(row, part, start, stop) for row, part, start, stop in cells.spans() if stop > start]
+        sizes = cells.stop - cells.start
+        if cells.valid is not None:
+            sizes = np.where(cells.valid, sizes, 0)
+        ends = np.cumsum(sizes).tolist()
+        block = np.empty(ends[-1] if ends else 0, np.uint8)
+        if there:
+            np.concatenate([cells.parts[part][start:stop] for _, part, start, stop in there], out=block)
+        views: list[Any] = [block[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)]
+        if cells.valid is not None:
+            for row in np.flatnonzero(~cells.valid).tolist():
+                views[row] = None
+        return views

@@ -100,7 +100,12 @@ def image_size(cell: bytes | memoryview) -> ImageSize | None:
     PNG and JPEG are looked at here, other formats by Pillow where it is installed.
     """
     if cell[:8] == _PNG_MAGIC:
-        return _png_size(cell)
+        if len(cell) < 26 or cell[12:16] != b"IHDR":
+            return None
+        channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(cell[25], 4)
+        return _size(
+            int.from_bytes(cell[20:24], "big"), int.from_bytes(cell[16:20], "big"), channels, 2 if cell[24] == 16 else 1
+        )
     if cell[:3] == _JPEG_MAGIC:
         return _jpeg_size(cell)
     pillow = library("PIL.Image")
@@ -119,15 +124,6 @@ def _size(height: int, width: int, channels: int, pixel_bytes: int) -> ImageSize
 def png_size_bytes(height: int, width: int) -> bytes:
     """Return the bytes 16 to 23 of a PNG of that size."""
     return width.to_bytes(4, "big") + height.to_bytes(4, "big")
-
-
-def _png_size(cell: bytes | memoryview) -> ImageSize | None:
-    if len(cell) < 26 or cell[12:16] != b"IHDR":
-        return None
-    channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(cell[25], 4)
-    return _size(
-        int.from_bytes(cell[20:24], "big"), int.from_bytes(cell[16:20], "big"), channels, 2 if cell[24] == 16 else 1
-    )
 
 
 def _jpeg_size(cell: bytes | memoryview) -> ImageSize | None:
@@ -229,29 +225,20 @@ def _refuse_cut(cell: bytes, found: str) -> None:
 
 def _decode_pillow(cell: bytes, found: str) -> NDArray[Any]:
     _refuse_cut(cell, found)
-    with _open_pillow(cell) as image:
+    pillow = library("PIL.Image")
+    try:
+        opened = pillow.open(BytesIO(cell))
+    except pillow.UnidentifiedImageError:  # its text only names the address of our buffer
+        raise ValueError("Pillow cannot read it") from None
+    with opened as image:
         if found == PNG and cell[24] == 16 and cell[25] != 0:
             raise ValueError("Pillow drops half of 16-bit colour; pip install imagecodecs")
         if image.mode in ("1", "P"):
-            image = image.convert(_plain_mode(image))
+            image = image.convert("L" if image.mode == "1" else ("RGBA" if "transparency" in image.info else "RGB"))
         if image.mode not in ("L", "RGB", "RGBA", "LA", "I", "I;16", "I;16B"):
             raise ValueError(f"{image.mode} pixels")
         pixels = np.asarray(image)
     return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels
-
-
-def _open_pillow(cell: bytes) -> Any:
-    pillow = library("PIL.Image")
-    try:
-        return pillow.open(BytesIO(cell))
-    except pillow.UnidentifiedImageError:  # its text only names the address of our buffer
-        raise ValueError("Pillow cannot read it") from None
-
-
-def _plain_mode(image: Any) -> str:
-    if image.mode == "1":
-        return "L"
-    return "RGBA" if "transparency" in image.info else "RGB"
 
 
 def _encode_simplejpeg(pixels: NDArray[Any], _kind: str, quality: int) -> bytes:

@@ -78,8 +78,7 @@ class CompressedImageCodec(Codec):
         if best == "simplejpeg" and images and out.dtype == np.uint8:
             _fill_jpeg(field, cells, out)
         elif best == "imagecodecs" and images and out.dtype in (np.uint8, np.uint16):
-            small = out.nbytes <= _SMALL_BYTES * len(out)
-            (_fill_small_png if small else _fill_png)(field, cells, out)
+            _fill_png(field, cells, out)
         else:
             for i, p, a, b in cells.spans():
                 put(field, _careful(field, cells.parts[p][a:b], i), out, i)
@@ -122,26 +121,19 @@ def _careful(field: FieldLike, cell: NDArray[np.uint8], index: int) -> NDArray[A
 
 
 def _fill_png(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
-    """Decode PNG cells; the library refuses a file whose channels or depth differ from the row's."""
-    decode, parts = decoders.library("imagecodecs").png_decode, cells.views()
-    size = decoders.png_size_bytes(*out.shape[1:3])
-    for i, p, a, b in cells.spans():
-        try:
-            if parts[p][a + 16 : a + 24] == size:
-                decode(parts[p][a:b], out=out[i])
-                continue
-        except Exception:  # noqa: BLE001 - PngError, ValueError: the careful decoder names the reason
-            pass
-        put(field, _careful(field, cells.parts[p][a:b], i), out, i)
+    """Decode PNG cells; given a target, the library refuses a file whose channels or depth differ from the row's.
 
-
-def _fill_small_png(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
-    """Decode PNG cells of few pixels; shapes are compared, since a grey image might spread over the row."""
+    Few pixels are copied instead, and shapes compared, since a grey image might spread over the row.
+    """
     decode, parts = decoders.library("imagecodecs").png_decode, cells.views()
     size, shape, dtype = decoders.png_size_bytes(*out.shape[1:3]), out.shape[1:], out.dtype
+    small = out.nbytes <= _SMALL_BYTES * len(out)
     for i, p, a, b in cells.spans():
         try:
             if parts[p][a + 16 : a + 24] == size:
+                if not small:
+                    decode(parts[p][a:b], out=out[i])
+                    continue
                 pixels = decode(parts[p][a:b])
                 if pixels.shape == shape and pixels.dtype == dtype:
                     out[i] = pixels

@@ -11,9 +11,8 @@ import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.codecs.base import JSON, Cells, Codec, DataframeColumnCodec, FieldLike, plain_state, rebuild
-from penstock.codecs.compressed_ndarray import CompressedNdarrayCodec
 from penstock.codecs.image import CompressedImageCodec
-from penstock.codecs.ndarray import NdarrayCodec
+from penstock.codecs.ndarray import CompressedNdarrayCodec, NdarrayCodec
 from penstock.codecs.scalar import ScalarCodec
 from penstock.errors import CodecError
 from penstock.plugins import find_installed
@@ -93,11 +92,20 @@ def codec_to_json(codec: DataframeColumnCodec | None) -> dict[str, JSON] | None:
         return None
     if isinstance(codec, UnknownCodec):
         return {"codec": codec.name, "class": codec.name, "config": codec.config()}
-    cls = type(codec)
-    name = _stored_name(cls)
+    cls, name = type(codec), _stored_name(type(codec))
     if _classes.get(name) is not cls:
         raise CodecError(f"codec {_full_name(cls)} is not registered; write: penstock.register_codec({cls.__name__})")
-    stored: dict[str, JSON] = {"codec": name, "config": _checked_config(codec)}
+    config = codec.config() if isinstance(codec, Codec) else plain_state(codec)
+    try:
+        same = json.loads(json.dumps(config)) == config
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise CodecError(
+            f"the state of {codec!r} must be plain JSON (text, numbers, lists, dicts) to be stored; "
+            "hold only such attributes, or subclass penstock.codecs.Codec with config() and from_config()"
+        )
+    stored: dict[str, JSON] = {"codec": name, "config": config}
     return stored if cls in _BUILT_IN else stored | {"class": _full_name(cls)}
 
 
@@ -108,7 +116,15 @@ def codec_from_json(stored: dict[str, JSON] | None) -> DataframeColumnCodec | No
     name, config = stored.get("codec"), stored.get("config", {})
     if not isinstance(name, str) or not isinstance(config, dict):
         raise CodecError(f"stored codec {stored!r:.200} is damaged: it needs a name and a config")
-    cls = _classes.get(name) or _installed(name)
+    cls = _classes.get(name)
+    if cls is None:
+        found: type[DataframeColumnCodec] | None = find_installed(ENTRY_POINTS, name)
+        if found is not None and name not in _names(register_codec(found)):
+            raise CodecError(
+                f"the entry point {name!r} of {ENTRY_POINTS} is {_full_name(found)}, whose codec_id is "
+                f"{_stored_name(found)!r}; name the entry point like the codec"
+            )
+        cls = found
     if cls is None:
         return UnknownCodec(str(stored.get("class", name)), config)
     try:
@@ -124,31 +140,6 @@ def codec_from_state(module: str, name: str, state: dict[str, Any]) -> Dataframe
         return UnknownCodec(f"{module}.{name}", state)
     built: DataframeColumnCodec = rebuild(cls, state)
     return built
-
-
-def _installed(name: str) -> type[DataframeColumnCodec] | None:
-    """Register and return the codec class that an installed package has an entry point of this name for."""
-    found: type[DataframeColumnCodec] | None = find_installed(ENTRY_POINTS, name)
-    if found is not None and name not in _names(register_codec(found)):
-        raise CodecError(
-            f"the entry point {name!r} of {ENTRY_POINTS} is {_full_name(found)}, whose codec_id is "
-            f"{_stored_name(found)!r}; name the entry point like the codec"
-        )
-    return found
-
-
-def _checked_config(codec: DataframeColumnCodec) -> dict[str, JSON]:
-    config = codec.config() if isinstance(codec, Codec) else plain_state(codec)
-    try:
-        same = json.loads(json.dumps(config)) == config
-    except (TypeError, ValueError):
-        same = False
-    if not same:
-        raise CodecError(
-            f"the state of {codec!r} must be plain JSON (text, numbers, lists, dicts) to be stored; "
-            "hold only such attributes, or subclass penstock.codecs.Codec with config() and from_config()"
-        )
-    return config
 
 
 def _full_name(cls: type) -> str:

@@ -1,7 +1,8 @@
 """Scalars: native Parquet columns, with the checks and the storage types that Petastorm's ScalarCodec has.
 
 Nothing is decoded here on the hot path: a native column is read as an array (see `codecs/arrow.py`). This codec says
-which Arrow type a field is stored as, converts single values, and remembers the type the user asked for.
+which Arrow type a field is stored as, converts single values, and remembers the type the user asked for. `SparkType`
+stands for a type of pyspark, which need not be installed.
 """
 
 from __future__ import annotations
@@ -10,17 +11,118 @@ import base64
 import datetime
 import math
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from penstock.codecs.base import JSON, Codec, FieldLike
-from penstock.codecs.sparktypes import SparkType, as_spark_type
 from penstock.errors import CodecError, UnsupportedType
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_ARROW_NAMES = {
+    "StringType": "string",
+    "VarcharType": "string",
+    "CharType": "string",
+    "BinaryType": "binary",
+    "BooleanType": "bool",
+    "ByteType": "int8",
+    "ShortType": "int16",
+    "IntegerType": "int32",
+    "LongType": "int64",
+    "FloatType": "float32",
+    "DoubleType": "float64",
+    "DateType": "date32",
+    "TimestampNTZType": "timestamp[us]",
+}
+SPARK_TYPE_NAMES = frozenset(_ARROW_NAMES) | {"DecimalType", "TimestampType", "ArrayType"}
+"""Class names that are taken for Spark types."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkType:
+    """One Spark type: its class name and what else makes it up."""
+
+    name: str
+    """Class name in `pyspark.sql.types`."""
+    precision: int = 10
+    """Digits of a DecimalType."""
+    scale: int = 0
+    """Digits after the point of a DecimalType."""
+    element: SparkType | None = None
+    """Element of an ArrayType."""
+
+    def __post_init__(self) -> None:
+        if self.name not in SPARK_TYPE_NAMES:
+            raise CodecError(f"unknown Spark type {self.name!r}; known: {', '.join(sorted(SPARK_TYPE_NAMES))}")
+
+    def __repr__(self) -> str:
+        if self.name == "DecimalType":
+            return f"DecimalType({self.precision},{self.scale})"
+        return f"{self.name}({self.element if self.element is not None else ''})"
+
+    @property
+    def kind(self) -> str:
+        """Return how values are checked: "int", "float", "bool", "str" or "" (passed through)."""
+        kinds = {"ByteType": "int", "ShortType": "int", "IntegerType": "int", "LongType": "int"}
+        kinds |= {"FloatType": "float", "DoubleType": "float", "BooleanType": "bool"}
+        return kinds.get(self.name, "str" if _ARROW_NAMES.get(self.name) == "string" else "")
+
+    def to_arrow(self) -> pa.DataType:
+        """Return the Arrow type of a column that Spark writes for this type."""
+        import pyarrow as pa
+
+        if self.name == "DecimalType":
+            return pa.decimal128(self.precision, self.scale)
+        if self.name == "TimestampType":
+            return pa.timestamp("us", tz="UTC")  # Spark's timestamps are instants
+        if self.name == "ArrayType":
+            return pa.list_((self.element or SparkType("StringType")).to_arrow())
+        return pa.type_for_alias(_ARROW_NAMES[self.name])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the type as plain JSON; the inverse of `from_json`."""
+        if self.name == "DecimalType":
+            return {"name": self.name, "precision": self.precision, "scale": self.scale}
+        return {"name": self.name} | ({} if self.element is None else {"element": self.element.to_json()})
+
+    @classmethod
+    def from_json(cls, config: dict[str, Any]) -> SparkType:
+        """Rebuild a type from what `to_json` gave."""
+        element = config.get("element")
+        rest = {k: config[k] for k in ("precision", "scale") if k in config}
+        return cls(config["name"], element=None if element is None else cls.from_json(element), **rest)
+
+    def to_pyspark(self) -> Any:
+        """Return the real Spark type; needs pyspark."""
+        try:
+            from pyspark.sql import types
+        except ImportError:
+            raise ImportError("Spark types need PySpark: pip install 'penstock[spark]'") from None
+        if self.name == "DecimalType":
+            return types.DecimalType(self.precision, self.scale)
+        if self.name == "ArrayType":
+            return types.ArrayType((self.element or SparkType("StringType")).to_pyspark())
+        if self.name in ("VarcharType", "CharType"):
+            return types.StringType()
+        return getattr(types, self.name)()
+
+
+def as_spark_type(value: Any) -> SparkType | None:
+    """Return our value for a Spark type (instance or class, known by its class name), None for anything else."""
+    if isinstance(value, SparkType):
+        return value
+    cls = value if isinstance(value, type) else type(value)
+    if cls.__name__ not in SPARK_TYPE_NAMES or cls.__module__.startswith("pyarrow"):  # pyarrow has a TimestampType too
+        return None
+    if cls.__name__ == "DecimalType":
+        return SparkType("DecimalType", int(getattr(value, "precision", 10)), int(getattr(value, "scale", 0)))
+    element = as_spark_type(getattr(value, "elementType", None)) if cls.__name__ == "ArrayType" else None
+    return SparkType(cls.__name__, element=element)
+
 
 # Spark has no unsigned integers: Petastorm stores them one size up, and so do we (uint64, which has none, stays).
 _STORED_AS = {
@@ -85,7 +187,16 @@ class ScalarCodec(Codec):
     stores_cells: ClassVar[bool] = False
 
     def __init__(self, spark_type: Any = None) -> None:
-        self._type: SparkType | pa.DataType | np.dtype[Any] | None = _known_type(spark_type)
+        import pyarrow as pa
+
+        self._type: SparkType | pa.DataType | np.dtype[Any] | None = as_spark_type(spark_type)
+        if self._type is None and spark_type is not None and spark_type is not Decimal:
+            try:
+                self._type = spark_type if isinstance(spark_type, pa.DataType) else np.dtype(spark_type)
+            except TypeError:
+                raise CodecError(
+                    f"ScalarCodec takes a Spark type, an Arrow type, a NumPy dtype or nothing; got {spark_type!r}"
+                ) from None
 
     @property
     def spark_type(self) -> SparkType | None:
@@ -100,7 +211,16 @@ class ScalarCodec(Codec):
             return {"spark": self._type.to_json()}
         if isinstance(self._type, np.dtype):
             return {"numpy": self._type.str}
-        return _arrow_to_json(self._type)
+        config: dict[str, JSON] = {"arrow": str(self._type)}
+        try:
+            if _arrow_from_json(config) == self._type:
+                return config
+        except (ValueError, KeyError):
+            pass  # a type whose text says too little: keep its IPC form beside it
+        import pyarrow as pa
+
+        ipc = pa.schema([pa.field("value", self._type)]).serialize().to_pybytes()
+        return {**config, "ipc": base64.b64encode(ipc).decode()}
 
     @classmethod
     def from_config(cls, config: dict[str, JSON]) -> ScalarCodec:
@@ -138,7 +258,35 @@ class ScalarCodec(Codec):
                 f"the shape of field {unischema_field.name!r} must be an empty tuple for a ScalarCodec; it is "
                 f"{unischema_field.shape}"
             )
-        return _plain(self._kind(unischema_field), unischema_field, value)
+        kind = self._kind(unischema_field)
+        if kind == "int":
+            if isinstance(value, _INTEGERS) and not isinstance(value, np.timedelta64):  # which NumPy calls an integer
+                return int(value)
+            if isinstance(value, NO_NUMBERS):
+                raise _other(unischema_field, "an integer", value)
+            whole = int(value)
+            if not isinstance(value, str | bytes) and whole != value:
+                raise ValueError(f"field {unischema_field.name!r} expects an integer, got {value!r:.50}")
+            return whole
+        if kind == "float":
+            if isinstance(value, _FLOATS):
+                return float(value)
+            if isinstance(value, NO_NUMBERS):
+                raise _other(unischema_field, "a float", value)
+            real = float(value)
+            if isinstance(value, _INTEGERS):
+                if not -_EXACT <= value <= _EXACT and real != int(value) and unischema_field.numpy_dtype is np.float64:
+                    raise ValueError(
+                        f"field {unischema_field.name!r}: no float64 is exactly {value}; give a float, or round it"
+                    )
+            elif math.isinf(real) and "inf" not in str(value).lower():
+                raise ValueError(f"field {unischema_field.name!r}: {value!r:.50} is larger than any float")
+            return real
+        if kind == "bool":
+            return flag(unischema_field, value)
+        if kind == "str" and not isinstance(value, str):
+            raise ValueError(f"field {unischema_field.name!r} expects str, got {type(value).__name__}: {value!r:.50}")
+        return str.__str__(value) if kind == "str" else value  # an Enum's own str() would be its name
 
     def decode(self, unischema_field: FieldLike, value: Any) -> Any:
         """Return a stored value as the field's dtype."""
@@ -155,7 +303,10 @@ class ScalarCodec(Codec):
         if isinstance(self._type, SparkType):
             return self._type.kind
         if self._type is None or isinstance(self._type, np.dtype):
-            return _numpy_kind(field.numpy_dtype if self._type is None else self._type)
+            numpy_dtype = field.numpy_dtype if self._type is None else self._type
+            if numpy_dtype is None or numpy_dtype is Decimal:
+                return ""
+            return _KINDS.get(np.dtype(numpy_dtype).kind, "")
         return spark_type_of(self._type, strict=False).kind
 
     def __repr__(self) -> str:
@@ -186,65 +337,6 @@ def spark_type_of(kind: Any, *, strict: bool = True) -> SparkType:
     return SparkType(names.get(str(arrow), "Binary") + "Type")
 
 
-def _known_type(value: Any) -> SparkType | pa.DataType | np.dtype[Any] | None:
-    import pyarrow as pa
-
-    spark = as_spark_type(value)
-    if value is None or value is Decimal or spark is not None:
-        return spark
-    if isinstance(value, pa.DataType):
-        return value
-    try:
-        return np.dtype(value)
-    except TypeError:
-        raise CodecError(
-            f"ScalarCodec takes a Spark type, an Arrow type, a NumPy dtype or nothing; got {value!r}"
-        ) from None
-
-
-def _numpy_kind(numpy_dtype: Any) -> str:
-    if numpy_dtype is None or numpy_dtype is Decimal:
-        return ""
-    return _KINDS.get(np.dtype(numpy_dtype).kind, "")
-
-
-def _plain(kind: str, field: FieldLike, value: Any) -> Any:
-    if kind == "int":
-        return _whole(field, value)
-    if kind == "float":
-        return _real(field, value)
-    if kind == "bool":
-        return flag(field, value)
-    if kind == "str" and not isinstance(value, str):
-        raise ValueError(f"field {field.name!r} expects str, got {type(value).__name__}: {value!r:.50}")
-    return str.__str__(value) if kind == "str" else value  # an Enum's own str() would be its name
-
-
-def _whole(field: FieldLike, value: Any) -> int:
-    if isinstance(value, _INTEGERS) and not isinstance(value, np.timedelta64):  # which NumPy calls an integer
-        return int(value)
-    if isinstance(value, NO_NUMBERS):
-        raise _other(field, "an integer", value)
-    whole = int(value)
-    if not isinstance(value, str | bytes) and whole != value:
-        raise ValueError(f"field {field.name!r} expects an integer, got {value!r:.50}")
-    return whole
-
-
-def _real(field: FieldLike, value: Any) -> float:
-    if isinstance(value, _FLOATS):
-        return float(value)
-    if isinstance(value, NO_NUMBERS):
-        raise _other(field, "a float", value)
-    real = float(value)
-    if isinstance(value, _INTEGERS):
-        if not -_EXACT <= value <= _EXACT and real != int(value) and field.numpy_dtype is np.float64:
-            raise ValueError(f"field {field.name!r}: no float64 is exactly {value}; give a float, or round it")
-    elif math.isinf(real) and "inf" not in str(value).lower():
-        raise ValueError(f"field {field.name!r}: {value!r:.50} is larger than any float")
-    return real
-
-
 def flag(field: FieldLike, value: Any) -> bool:
     """Return True or False; ValueError for anything but booleans and the integers 0 and 1."""
     is_time = isinstance(value, NO_NUMBERS)  # of nanoseconds NumPy makes plain integers
@@ -257,19 +349,6 @@ def flag(field: FieldLike, value: Any) -> bool:
 
 def _other(field: FieldLike, wanted: str, value: Any) -> ValueError:
     return ValueError(f"field {field.name!r} expects {wanted}, got {type(value).__name__}: {value!r:.50}")
-
-
-def _arrow_to_json(kind: pa.DataType) -> dict[str, JSON]:
-    config: dict[str, JSON] = {"arrow": str(kind)}
-    try:
-        if _arrow_from_json(config) == kind:
-            return config
-    except (ValueError, KeyError):
-        pass  # a type whose text says too little: keep its IPC form beside it
-    import pyarrow as pa
-
-    ipc = pa.schema([pa.field("value", kind)]).serialize().to_pybytes()
-    return {**config, "ipc": base64.b64encode(ipc).decode()}
 
 
 def _arrow_from_json(config: dict[str, JSON]) -> pa.DataType:

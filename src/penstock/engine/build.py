@@ -1,7 +1,8 @@
 """Read a chunk, find the rows of a span, build its batches: the work of a run, without its scheduling.
 
 Called by the threads of a run. Every error leaves here with its location: file, row group, row and column. Holds no
-lock and keeps no state but the pool of batch memory.
+lock and keeps no state but the pool of batch memory. `Room` limits the memory of cells of variable shape, whose decoded
+size is known from their headers only: a few bytes may claim gigabytes.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.engine.chunk import CellLost, Chunk, FixedPart, LostChunk, make_chunk
+from penstock.codecs.base import claimed_bytes
 from penstock.engine.delivery import Origin
-from penstock.engine.gather import Gathered, Picks, Runs, gather
+from penstock.engine.gather import CellLost, Chunk, FixedPart, Gathered, LostChunk, Picks, Runs, gather, make_chunk
 from penstock.engine.locate import Locator
 from penstock.engine.memory import Cutter, aligned
-from penstock.engine.room import Room, within
-from penstock.engine.stages import BatchOrigin, Fold, ThreadStages, refold, stage_of
+from penstock.engine.stages import BatchOrigin, Fold, Lost, ThreadStages, refold, stage_of
 from penstock.errors import BudgetError, CodecError, FileChanged, SchemaError, StoreError, TransformError
 from penstock.halt import until
+from penstock.options import MEMORY_BYTES
 from penstock.storage.faults import store_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.dataset.selection import Selection
-    from penstock.engine.columns import Column
+    from penstock.engine.engine_stream import Stats
+    from penstock.engine.inputs import Column
     from penstock.engine.locate import Skipped
     from penstock.engine.memory import BlockPool
     from penstock.engine.residency import EpochWork
     from penstock.engine.row_arena import Records, Shelf
     from penstock.engine.stages import Batch, Stage
-    from penstock.engine.stats import Stats
     from penstock.source import Source
 
 
@@ -179,6 +180,26 @@ def span_rows(span: Span) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.concatenate(chunks), np.concatenate(rows)
 
 
+def go_on(number: int, num_bytes: int) -> None:
+    """Do not wait."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Room:
+    """How many bytes decoded cells of variable shape may take."""
+
+    cell_bytes: int = MEMORY_BYTES
+    """Of one cell: one that claims more is damaged, or cannot be read in this budget."""
+    batch_bytes: int | None = None
+    """Of one batch; None: as many as it needs, though others wait for it."""
+    all_bytes: int = MEMORY_BYTES
+    """Of all batches that are being made, wait for the consumer, or were taken last."""
+    copies: int = 1
+    """How often a value is in memory while its batch is made."""
+    wait: Callable[[int, int], None] = field(default=go_on)
+    """Called with the number of a span and the bytes that it needs; returns when it may be decoded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
     """Builds batches of one run."""
@@ -249,7 +270,14 @@ class Builder:
         ready = self._ready(columns)
         if ready is not None and isinstance(finish, ThreadStages):
             return self._slices(span, ready)
-        return self._each(span, lambda step: self._batch(span, columns, step, finish))
+
+        def batch(step: int) -> Built:
+            lo, hi = span.rows_of(step)
+            mine = columns if span.end_step - span.first_step == 1 else [_slice(one, lo, hi) for one in columns]
+            units = slice(lo, hi) if span.windows is None else slice(0, len(span.windows))
+            return self._finish(_Part(span, step, slice(lo, hi), hi - lo, units, span.windows), mine, finish)
+
+        return self._each(span, batch)
 
     def _views(self, span: Span, chunks: Chunks, finish: Any) -> Results:
         """Build the batches of a line span one by one; where nothing is left to be done they are cut at once."""
@@ -332,13 +360,6 @@ class Builder:
         except CellLost as error:
             raise self.locator.decode_error(*_place(span, error.row), error) from error.__cause__
 
-    def _batch(self, span: Span, columns: list[Gathered], step: int, finish: Any) -> Built:
-        lo, hi = span.rows_of(step)
-        if span.end_step - span.first_step > 1:
-            columns = [_slice(one, lo, hi) for one in columns]
-        units = slice(lo, hi) if span.windows is None else slice(0, len(span.windows))
-        return self._finish(_Part(span, step, slice(lo, hi), hi - lo, units, span.windows), columns, finish)
-
     def _finish(self, part: _Part, columns: list[Gathered], finish: Any) -> Built:
         """Take one batch through the stages; errors get their location."""
         began = time.perf_counter()
@@ -391,7 +412,11 @@ class Builder:
         """Build a batch some of whose rows may be lost: an error, or the batch without them."""
         chunks, chunk, row = place
         lo, hi = span.rows_of(step)
-        bad = _is_lost(chunks, chunk[lo:hi], row[lo:hi])
+        bad = np.zeros(hi - lo, np.bool_)
+        for number, one in chunks.items():
+            if one.damaged:
+                here = chunk[lo:hi] == number
+                bad |= here if isinstance(one, LostChunk) else here & np.isin(row[lo:hi], list(one.damaged))
         for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
             # Files that disagree, have changed or cannot be fetched are not damaged: skipping would lose good rows.
             if not self.skip or isinstance(
@@ -401,7 +426,9 @@ class Builder:
         rows = np.arange(lo, hi)
         gone = tuple(self.locator.skipped_in(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
         rows = rows[~bad]
-        columns = self._gather(span, _picks(chunk[rows], row[rows], cast("dict[int, Chunk]", chunks)))
+        distinct, part = np.unique(chunk[rows], return_inverse=True)
+        there = [cast("Chunk", chunks[int(c)]) for c in distinct]
+        columns = self._gather(span, Picks(there, part.astype(np.intp), row[rows]))
         windows, units = None, rows
         if span.windows is not None:
             windows, whole = refold(span.windows, ~bad)
@@ -415,16 +442,6 @@ def _place(span: Span, row: int) -> tuple[int, int]:
     return int(chunks[row]), int(rows[row])
 
 
-def _is_lost(chunks: Chunks, chunk: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell which rows cannot be had: those of lost chunks, and damaged ones of the others."""
-    bad = np.zeros(len(row), np.bool_)
-    for index, one in chunks.items():
-        if one.damaged:
-            here = chunk == index
-            bad |= here if isinstance(one, LostChunk) else here & np.isin(row, list(one.damaged))
-    return bad
-
-
 def _rows(span: Span, chunks: dict[int, Chunk], *, views: bool) -> Runs | Picks:
     if span.runs is not None:
         return Runs([chunks[c] for c, _, _ in span.runs], [(a, b) for _, a, b in span.runs], views=views)
@@ -432,11 +449,6 @@ def _rows(span: Span, chunks: dict[int, Chunk], *, views: bool) -> Runs | Picks:
     return Picks(
         [chunks[int(c)] for c in found], cast("NDArray[np.intp]", span.part), cast("NDArray[np.int64]", span.rows)
     )
-
-
-def _picks(ids: NDArray[np.int64], rows: NDArray[np.int64], chunks: dict[int, Chunk]) -> Picks:
-    distinct, part = np.unique(ids, return_inverse=True)
-    return Picks([chunks[int(c)] for c in distinct], part.astype(np.intp), rows)
 
 
 def _slice(one: Gathered, lo: int, hi: int) -> Gathered:
@@ -451,3 +463,42 @@ def _slice(one: Gathered, lo: int, hi: int) -> Gathered:
     cells = cast("Cells", one.cells)
     part = None if cells.part is None else cells.part[lo:hi]
     return Gathered(valid=valid, cells=Cells(cells.parts, part, cells.start[lo:hi], cells.stop[lo:hi], valid))
+
+
+def within(
+    room: Room, columns: Sequence[Column], gathered: Sequence[Gathered], *, skip: bool
+) -> tuple[list[Gathered], tuple[Lost, ...], int]:
+    """Return the columns with those cells null that claim too many bytes, their rows, and the bytes of the others.
+
+    Raises:
+        CellLost: a cell claims more than there is, and is not to be skipped.
+        BudgetError: all cells together claim more than a batch may have.
+    """
+    found, lost, used = list(gathered), dict[int, Lost](), 0
+    most = room.cell_bytes // room.copies
+    for number, (column, one) in enumerate(zip(columns, gathered, strict=True)):
+        if column.form != "ragged" or one.cells is None:
+            continue
+        sizes = claimed_bytes(column.codec, column.field, one.cells)
+        if sizes is None:
+            continue
+        over = sizes > most
+        for row in np.flatnonzero(over).tolist():
+            reason = (
+                f"its header claims {int(sizes[row]):,} bytes of pixels or elements, and there is room for {most:,}; "
+                "it is damaged, or memory_bytes= must be raised"
+            )
+            if not skip:
+                raise CellLost(row, column.name, reason)
+            lost.setdefault(row, Lost(row, column.name, reason))
+        if over.any():
+            valid = ~over if one.cells.valid is None else one.cells.valid & ~over
+            found[number] = one._replace(valid=valid, cells=replace(one.cells, valid=valid))
+        used += int(sizes[~over].sum()) * room.copies
+        if room.batch_bytes is not None and used > room.batch_bytes:
+            raise BudgetError(
+                f"the cells of one batch up to column {column.name!r} need {used:,} bytes to be decoded, and "
+                f"memory_bytes leaves {room.batch_bytes:,}; raise memory_bytes, or lower batch_size or shuffle_bytes",
+                least=used,
+            )
+    return found, tuple(lost.values()), used

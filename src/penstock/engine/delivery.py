@@ -14,6 +14,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from penstock.errors import LoaderClosed
@@ -284,58 +285,21 @@ class Stream(ABC, Generic[B]):
         return BatchIterator(self)
 
 
+def _passed_on(name: str) -> Any:
+    """Return a property that gives an attribute or a method of the stream behind."""
+    return property(attrgetter(f"_source.{name}"))
+
+
 class Wrapping(Stream[C], Generic[B, C]):
     """A stream in front of another one: what it does not do itself it passes on."""
 
     def __init__(self, source: Stream[B]) -> None:
         self._source = source
 
-    @property
-    def length(self) -> int | None:  # type: ignore[override]
-        """Deliveries in all."""
-        return self._source.length
-
-    @property
-    def is_over(self) -> bool:  # type: ignore[override]
-        """Whether the consumer has acknowledged the end of the pass."""
-        return self._source.is_over
-
-    @property
-    def end(self) -> Any:
-        """The place behind the pass."""
-        return self._source.end
-
-    def received(self, place: Any, waited_s: float = 0.0) -> None:
-        """Acknowledge all deliveries up to a place."""
-        self._source.received(place, waited_s)
-
-    def ready(self) -> int:
-        """Return how many deliveries are made and wait."""
-        return self._source.ready()
-
-    def release(self) -> None:
-        """End what works for this stream."""
-        self._source.release()
-
-    def stop(self) -> None:
-        """End threads and processes."""
-        self._source.stop()
-
-    def before_state(self, function: Callable[[], None]) -> None:
-        """Have a function called before the place is read."""
-        self._source.before_state(function)
-
-    def note_hand_over(self, seconds: float) -> None:
-        """Count work between the engine and the consumer."""
-        self._source.note_hand_over(seconds)
-
-    def note_waiting(self, waiting: bool) -> None:
-        """Note that the consumer begins or ends a wait."""
-        self._source.note_waiting(waiting)
-
-    def note_ahead(self, front: Stream[Any]) -> None:
-        """Note that a thread of `front` takes ahead of the consumer."""
-        self._source.note_ahead(front)
+    length, is_over, end = _passed_on("length"), _passed_on("is_over"), _passed_on("end")
+    received, ready, before_state = _passed_on("received"), _passed_on("ready"), _passed_on("before_state")
+    release, stop, note_ahead = _passed_on("release"), _passed_on("stop"), _passed_on("note_ahead")
+    note_hand_over, note_waiting = _passed_on("note_hand_over"), _passed_on("note_waiting")
 
 
 class Mapped(Wrapping[B, C]):

@@ -1,14 +1,16 @@
 """The stream of a loader: takes batches out of a `Scheduler` and acknowledges them in the loader's progress.
 
 The lowest of all streams; frameworks and mixes stand in front of it. It is the handle that ends the scheduler's threads
-when it is dropped: none of them holds it.
+when it is dropped: none of them holds it. `Stats` counts rows, bytes and the seconds of each stage; `report` reads it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 import weakref
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +19,6 @@ from penstock.engine.delivery import Acknowledged, Delivery, Place, Stream
 from penstock.engine.randomness import advice
 from penstock.engine.scheduler import EXIT_WAIT_S
 from penstock.engine.stages import Batch
-from penstock.engine.stats import Stats
 from penstock.errors import DecodeError, PenstockWarning, users_level
 
 if TYPE_CHECKING:
@@ -27,12 +28,92 @@ if TYPE_CHECKING:
     from penstock.engine.randomness import Watch
     from penstock.engine.scheduler import Scheduler
 
+KEPT_STEPS = 2000
+"""How many steps are remembered one by one: half a megabyte."""
+WAIT_BOUNDS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Upper ends, in seconds, of the classes that waits are counted in."""
 
-class Ticket(NamedTuple):
-    """The right to move a progress: ends when another stream begins."""
 
-    progress: Acknowledged
-    number: int
+class Step(NamedTuple):
+    """One batch handed out, and what the stages had done by then, in sums since the loader was made."""
+
+    end: float
+    num_rows: int
+    wait_s: float
+    read_s: float
+    gather_s: float
+    finish_s: float
+    bytes_read: int
+    hand_over_s: float = 0.0
+
+
+class Stats:
+    """What a loader has done so far."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Of the stages' counters; the consumer reads them without it: one may be a batch ahead of another."""
+        self._out = threading.RLock()
+        """Of the consumer's counters; a signal handler may ask for them."""
+        self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self._waits = [0] * (len(WAIT_BOUNDS) + 1)
+        self.rows = 0
+        self.batches = 0
+        self.chunks_read = 0
+        self.bytes_read = 0
+        self.wait_s = 0.0
+        self.read_s = 0.0
+        self.gather_s = 0.0
+        self.finish_s = 0.0
+        self.hand_over_s = 0.0
+
+    def read(self, seconds: float, num_bytes: int) -> None:
+        """Count one chunk read."""
+        with self._lock:
+            self.chunks_read += 1
+            self.bytes_read += num_bytes
+            self.read_s += seconds
+
+    def gathered(self, seconds: float) -> None:
+        """Count the gathering of one span."""
+        with self._lock:
+            self.gather_s += seconds
+
+    def finished(self, seconds: float) -> None:
+        """Count decoding and transform of one batch."""
+        with self._lock:
+            self.finish_s += seconds
+
+    def handed_over(self, seconds: float) -> None:
+        """Count the work between the engine and the consumer: conversion, copies, transforms on the device."""
+        with self._lock:
+            self.hand_over_s += seconds
+
+    def delivered(self, num_rows: int, wait_s: float) -> None:
+        """Count one batch handed to the consumer and how long it waited."""
+        end = time.perf_counter()
+        with self._out:
+            self.rows += num_rows
+            self.batches += 1
+            self.wait_s += wait_s
+            self._waits[bisect_left(WAIT_BOUNDS, wait_s)] += 1
+            sums = self.read_s, self.gather_s, self.finish_s, self.bytes_read, self.hand_over_s
+            self._steps.append(Step(end, num_rows, wait_s, *sums))
+
+    def as_dict(self) -> dict[str, float]:
+        """Return all counters; seconds are summed over threads, except `wait_s`, which is the consumer's."""
+        with self._out:
+            return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def last_steps(self) -> list[Step]:
+        """Return the steps that are remembered, oldest first."""
+        with self._out:
+            return list(self._steps)
+
+    def waits(self) -> list[int]:
+        """Return how many waits there were in each class of `WAIT_BOUNDS`, and beyond."""
+        with self._out:
+            return list(self._waits)
 
 
 @dataclass(slots=True)
@@ -52,9 +133,11 @@ class Record:
 class EngineStream(Stream[Batch]):
     """Deliveries of one loader."""
 
-    def __init__(self, scheduler: Scheduler, ticket: Ticket, record: Record, end: Place, length: int | None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, progress: tuple[Acknowledged, int], record: Record, end: Place, length: int | None
+    ) -> None:
         self._scheduler = scheduler
-        self._progress, self._number = ticket
+        self._progress, self._number = progress
         self._record = record
         self._end = end
         self.length = length
@@ -85,30 +168,25 @@ class EngineStream(Stream[Batch]):
                 watch.user_waits()
                 built = self._scheduler.next()
                 watch.user_works()
-            if self._record.watch is not None:
-                self._warn_of_chance(self._record.watch)
+            seen = self._record.watch
+            if seen is not None and seen.moved:
+                self._record.watch = None
+                warnings.warn(advice(seen.moved), PenstockWarning, stacklevel=users_level())
             if built is None:
                 self._is_through = True
                 return None
             place = Place(built.origin.plan, -(-built.origin.end // self._scheduler.batch_size), self._end.epochs)
             with self._lock:
                 self._unacknowledged.append((place, built.num_rows, built.skipped))
-                if built.skipped:
-                    self._check_skipped(built.skipped[-1])
+                limit = self._record.skip_limit
+                if built.skipped and limit is not None:
+                    self._check_skipped(built.skipped[-1], limit)
         except BaseException:
             self.release()
             raise
         return Delivery(built.batch, place, built.origin, built.num_rows, built.skipped)
 
-    def _warn_of_chance(self, watch: Watch) -> None:
-        if watch.moved:
-            self._record.watch = None
-            warnings.warn(advice(watch.moved), PenstockWarning, stacklevel=users_level())
-
-    def _check_skipped(self, last: Skipped) -> None:
-        limit = self._record.skip_limit
-        if limit is None:
-            return
+    def _check_skipped(self, last: Skipped, limit: int) -> None:
         keys = {(one.path, one.row_group, one.row) for _, _, lost in self._unacknowledged for one in lost}
         count = len(keys | self._record.skipped.keys())
         if count > limit:

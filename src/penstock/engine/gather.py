@@ -1,34 +1,224 @@
-"""Bring the rows of a span together from the chunks they lie in, column by column.
+"""Chunks in memory, and the rows of a span brought together from the chunks they lie in, column by column.
 
-Takes chunks and the place of every row; gives `Gathered` columns: finished arrays for stacked columns, `Cells` for
-encoded ones, Python values for the rest. Decodes nothing. Rows come either as runs of neighbours (line orders: slices,
-views where that is allowed) or as picks (the lane order: one sorted pass over each chunk, then one permutation).
+A `Chunk` is made from what the source read: columns that are decompressed but not decoded, as views of its buffers. It
+is immutable, so any number of threads may gather from it. `gather` takes chunks and the place of every row and gives
+`Gathered` columns: finished arrays for stacked columns, `Cells` for encoded ones, Python values for the rest. Decodes
+nothing. Rows come either as runs of neighbours (line orders: slices, views where that is allowed) or as picks (the lane
+order: one sorted pass over each chunk, then one permutation).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from penstock.codecs import Cells
-from penstock.codecs.arrow import Objects, objects
-from penstock.codecs.base import CellError
+from penstock.codecs.arrow import Objects, cells_view, fixed_view, objects, takeable
+from penstock.codecs.arrow_memory import one_array, take_rows
+from penstock.codecs.base import CellError, Cells, view_column
 from penstock.codecs.decode import reason_of
-from penstock.engine.chunk import CellLost, CellsPart, Damaged, ObjectsPart
+from penstock.codecs.row_values import objects_of
 from penstock.engine.memory import Cutter, aligned
+from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from penstock.engine.chunk import Chunk, Part
-    from penstock.engine.columns import Column
+    from penstock.codecs.arrow import Fixed
+    from penstock.engine.inputs import Column
     from penstock.engine.memory import BlockPool
     from penstock.engine.row_arena import Records
+    from penstock.source import ChunkData
+
+
+class CellLost(Exception):
+    """A cell cannot be made into a value: its row (of the chunk or batch at hand), its column, and the reason."""
+
+    def __init__(self, row: int, column: str, reason: str) -> None:
+        super().__init__(row, column, reason)
+        self.row = row
+        self.column = column
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Stands for a value that could not be made, where its row is to be skipped."""
+
+    reason: str
+
+
+class FixedPart:
+    """Values of a stacked column, one row an item."""
+
+    __slots__ = ("valid", "values")
+
+    def __init__(self, values: NDArray[Any], valid: NDArray[np.bool_] | None) -> None:
+        self.values = values
+        self.valid = valid
+
+    @property
+    def stacked(self) -> NDArray[Any]:
+        """The values, a row an item."""
+        return self.values
+
+    def lent_base(self) -> NDArray[Any] | None:
+        """Return the array that every view of this part refers to, so that its end can be noticed."""
+        base = self.values
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        return base
+
+
+class CellsPart:
+    """Encoded cells; `view` is given where all of them are uniform and need no decoding."""
+
+    __slots__ = ("data", "start", "stop", "valid", "view")
+
+    def __init__(
+        self,
+        data: NDArray[np.uint8],
+        start: NDArray[np.integer[Any]],
+        stop: NDArray[np.integer[Any]],
+        valid: NDArray[np.bool_] | None,
+    ) -> None:
+        self.data = data
+        self.start = start
+        self.stop = stop
+        self.valid = valid
+        self.view: NDArray[Any] | None = None
+
+    @property
+    def stacked(self) -> NDArray[Any]:
+        """The uniform cells, a row an item; only where there is a view."""
+        return cast("NDArray[Any]", self.view)
+
+    def lent_base(self) -> None:
+        """Return None: cells are decoded, never handed out."""
+
+
+class ObjectsPart:
+    """An Arrow array whose values become Python objects when a batch is built."""
+
+    __slots__ = ("array",)
+    valid = None  # nulls become None among the objects
+
+    def __init__(self, array: pa.Array) -> None:
+        self.array = array
+
+    def lent_base(self) -> None:
+        """Return None: objects are made anew for each batch."""
+
+
+Part = FixedPart | CellsPart | ObjectsPart
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The columns of one chunk."""
+
+    index: int
+    num_rows: int
+    num_bytes: int
+    parts: tuple[Part, ...]
+    nulls: frozenset[int]
+    """Numbers of the columns that have nulls."""
+    slot: int = -1
+    """Where its narrow columns lie in the arena; -1: not there."""
+    damaged: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """Rows that are to be skipped, with the column and the reason; null in that column."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostChunk:
+    """A chunk that could not be read; the error is raised for the first batch that needs a row of it."""
+
+    index: int
+    error: Exception
+    num_bytes: int = 0
+
+    @property
+    def damaged(self) -> bool:
+        """Always True: all of its rows are lost."""
+        return True
+
+
+def make_chunk(
+    index: int, data: ChunkData, columns: Sequence[Column], rows: NDArray[np.int64] | None, *, skip: bool
+) -> Chunk:
+    """Prepare the rows `rows` (None: all) of what a source read; costs microseconds a column, copies only bits.
+
+    A value that does not fit its column is a CellLost, or with `skip` its row is noted as damaged.
+    """
+    import pyarrow as pa
+
+    table = data if isinstance(data, pa.Table) else None
+    given = table.itercolumns() if table is not None else [data[column.name] for column in columns]
+    stored = [one if isinstance(one, pa.Array | Cells) else one_array(one) for one in given]
+    if rows is not None:
+        stored = [one.take(rows) if isinstance(one, Cells) else take_rows(one, rows) for one in stored]
+    parts: list[Part] = []
+    damaged: dict[int, tuple[str, str]] = {}
+    for array, column in zip(stored, columns, strict=True):
+        try:
+            parts.append(_part(array, column))
+        except CellError as error:
+            if not skip:
+                raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
+            bad = []
+            for row in range(len(array)):
+                try:
+                    _part(cast("pa.Array", array).slice(row, 1), column)
+                except CellError as misfit:
+                    damaged.setdefault(row, (column.name, reason_of(misfit, column.name)))
+                    bad.append(row)
+            parts.append(_part(_nulled(array, bad), column))
+    nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
+    if table is not None and rows is None:
+        return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls, damaged=damaged)
+    num_rows = len(stored[0]) if rows is None else len(rows)
+    num_bytes = 0
+    for one in stored:
+        if isinstance(one, Cells):
+            num_bytes += sum(part.nbytes for part in one.parts) + one.start.nbytes + one.stop.nbytes
+        else:
+            num_bytes += one.get_total_buffer_size()
+    return Chunk(index, num_rows, num_bytes, tuple(parts), nulls, damaged=damaged)
+
+
+def _nulled(array: pa.Array, rows: list[int]) -> pa.Array:
+    """Return the array with these rows null."""
+    import pyarrow as pa
+
+    valid = np.ones(len(array), np.bool_)
+    valid[rows] = False
+    buffers = [pa.py_buffer(np.packbits(valid, bitorder="little")), pa.py_buffer(np.arange(len(array)))]
+    return takeable(array).take(pa.Array.from_buffers(pa.int64(), len(array), buffers, len(rows)))
+
+
+def _part(array: pa.Array | Cells, column: Column) -> Part:
+    if isinstance(array, Cells):
+        if column.form not in ("cells", "ragged") or len(array.parts) != 1:
+            raise SchemaError(
+                f"the source gave Cells of {len(array.parts)} buffers for column {column.name!r}; it must give cells "
+                "of one buffer, and only for fields with a codec: values of other fields are Arrow arrays"
+            )
+        return CellsPart(array.parts[0], array.start, array.stop, array.valid)
+    if column.form == "fixed":
+        return FixedPart(*fixed_view(array, cast("Fixed", column.kind), writable=True))
+    if column.form == "objects":
+        return ObjectsPart(takeable(array))
+    data, offsets, valid = cells_view(array)
+    part = CellsPart(data, offsets[:-1], offsets[1:], valid)
+    if column.form == "cells" and valid is None:
+        part.view = view_column(column.codec, column.field, data, offsets)
+    return part
+
 
 _SMALL_KEY_CHUNKS = 1 << 16
 """Chunk numbers below this sort as 16-bit keys, which NumPy does by radix: 19 instead of 50 ns a row."""
@@ -126,24 +316,20 @@ class Picks:
             return
         item_bytes = out.strides[0]
         if item_bytes > _SMALL_ITEM_BYTES:
-            self._scatter(parts, out, one_by_one=item_bytes > _LARGE_ITEM_BYTES)
+            for number, values in enumerate(parts):
+                first, end = self._bounds[number], self._bounds[number + 1]
+                to, rows = self._order[first:end], self._sorted_rows[first:end]
+                if item_bytes <= _LARGE_ITEM_BYTES:
+                    out[to] = values[rows]
+                    continue
+                for target, row in zip(to.tolist(), rows.tolist(), strict=True):
+                    out[target] = values[row]  # without the temporary copy
             return
         near = np.empty_like(out)
         for number, values in enumerate(parts):
             first, end = self._bounds[number], self._bounds[number + 1]
             _take(values, self._sorted_rows[first:end], near[first:end])
         _take(near, self._back, out)
-
-    def _scatter(self, parts: Sequence[NDArray[Any]], out: NDArray[Any], *, one_by_one: bool) -> None:
-        """Copy wide rows to their place chunk by chunk; very wide ones singly, which spares the temporary copy."""
-        for number, values in enumerate(parts):
-            first, end = self._bounds[number], self._bounds[number + 1]
-            to, rows = self._order[first:end], self._sorted_rows[first:end]
-            if not one_by_one:
-                out[to] = values[rows]
-                continue
-            for target, row in zip(to.tolist(), rows.tolist(), strict=True):
-                out[target] = values[row]
 
     def single_run(self) -> None:
         """Return None: picked rows are never neighbours."""
@@ -193,7 +379,16 @@ def gather(
     """
     chunks = rows.chunks
     run = rows.single_run()
-    stacked = [i for i, column in enumerate(columns) if _stacks(i, column, chunks, run)]
+    # Columns that are copied into stacked arrays: not where a view will do or cells have to be decoded.
+    stacked = [
+        i
+        for i, column in enumerate(columns)
+        if (
+            run is None
+            if column.form == "fixed"
+            else column.form == "cells" and all(cast("CellsPart", chunk.parts[i]).view is not None for chunk in chunks)
+        )
+    ]
     values = _stack(rows, [(i, columns[i]) for i in stacked], pool, arena)
     nulls = frozenset[int]().union(*(chunk.nulls for chunk in chunks))
     found = []
@@ -203,16 +398,16 @@ def gather(
             found.append(Gathered(values[i], valid))
         elif run is not None and column.form == "fixed":
             found.append(Gathered(chunks[0].parts[i].values[run], valid))  # type: ignore[union-attr]
+        elif column.form == "objects":
+            found.append(Gathered(rows=_objects(rows, column, [chunk.parts[i] for chunk in chunks], skip=skip)))
         else:
-            found.append(_encoded(rows, column, [chunk.parts[i] for chunk in chunks], valid, skip=skip))
+            cells = [cast("CellsPart", chunk.parts[i]) for chunk in chunks]
+            start, stop = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
+            rows.fixed([part.start for part in cells], start)
+            rows.fixed([part.stop for part in cells], stop)
+            data = [part.data for part in cells]
+            found.append(Gathered(valid=valid, cells=Cells(data, rows.part_numbers(), start, stop, valid)))
     return found
-
-
-def _stacks(i: int, column: Column, chunks: Sequence[Chunk], run: slice | None) -> bool:
-    """Tell whether a column is copied into a stacked array here: not where a view will do or cells are decoded."""
-    if column.form == "fixed":
-        return run is None
-    return column.form == "cells" and all(cast("CellsPart", chunk.parts[i]).view is not None for chunk in chunks)
 
 
 def _stack(
@@ -251,18 +446,6 @@ def _valid(rows: Rows, parts: Sequence[Part]) -> NDArray[np.bool_] | None:
     return None if out.all() else out
 
 
-def _encoded(
-    rows: Rows, column: Column, parts: Sequence[Part], valid: NDArray[np.bool_] | None, *, skip: bool
-) -> Gathered:
-    if column.form == "objects":
-        return Gathered(rows=_objects(rows, column, parts, skip=skip))
-    cells = cast("Sequence[CellsPart]", parts)
-    start, stop = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
-    rows.fixed([part.start for part in cells], start)
-    rows.fixed([part.stop for part in cells], stop)
-    return Gathered(valid=valid, cells=Cells([part.data for part in cells], rows.part_numbers(), start, stop, valid))
-
-
 def _objects(rows: Rows, column: Column, parts: Sequence[Part], *, skip: bool) -> NDArray[np.object_] | list[Any]:
     kind = cast("Objects", column.kind)
     arrays = rows.arrays([cast("ObjectsPart", part).array for part in parts])
@@ -271,7 +454,7 @@ def _objects(rows: Rows, column: Column, parts: Sequence[Part], *, skip: bool) -
     out = np.empty(rows.num_rows, np.object_)
     for array, where in arrays:
         values = _values(array, where, column, skip=skip)
-        out[where] = values if isinstance(values, np.ndarray) else _as_objects(values)
+        out[where] = values if isinstance(values, np.ndarray) else objects_of(values)
     return list(out) if kind.as_list else out
 
 
@@ -286,19 +469,10 @@ def _values(
         if not skip:
             row = where.start + error.index if isinstance(where, slice) else int(where[error.index])
             raise CellLost(row, column.name, reason_of(error, column.name)) from error
-    return [_value_or_damaged(array.slice(row, 1), kind) for row in range(len(array))]
-
-
-def _value_or_damaged(array: pa.Array, kind: Objects) -> Any:
-    try:
-        return objects(array, kind)[0]
-    except CellError as error:
-        return Damaged(str(error))
-
-
-def _as_objects(values: list[Any]) -> NDArray[np.object_]:
-    """Wrap a list without letting NumPy look inside (equal lengths would become a 2-D array)."""
-    out = np.empty(len(values), np.object_)
-    for i, value in enumerate(values):  # no NumPy call assigns a list of arrays item by item
-        out[i] = value
-    return out
+    found: list[Any] = []
+    for row in range(len(array)):
+        try:
+            found.append(objects(array.slice(row, 1), kind)[0])
+        except CellError as error:
+            found.append(Damaged(str(error)))
+    return found

@@ -65,7 +65,27 @@ def find_rank() -> FoundRank | None:
     Raises:
         PlanError: Environment variables that are not a rank and a world.
     """
-    return _from_torch() or _from_jax() or _from_environment()
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return FoundRank(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+    jax = sys.modules.get("jax")
+    initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is not None and initialized is not None and initialized():
+        return FoundRank(jax.process_index(), jax.process_count(), "jax.distributed")
+    for rank_name, world_name in _ENVIRONMENTS:
+        if rank_name in os.environ and world_name in os.environ:
+            rank, world = os.environ[rank_name], os.environ[world_name]
+            where = f"the environment variables {rank_name} and {world_name}"
+            try:
+                found = FoundRank(int(rank), int(world), where)
+            except ValueError:
+                found = None
+            if found is None or not 0 <= found.rank < found.world:
+                raise PlanError(
+                    f"{where} are {rank!r} and {world!r}, which is not a rank below a world; pass rank= and world="
+                )
+            return found
+    return None
 
 
 def announce(found: FoundRank) -> None:
@@ -102,38 +122,6 @@ def check_still(rank: int, world: int) -> None:
         )
 
 
-def _from_torch() -> FoundRank | None:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return FoundRank(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
-
-
-def _from_jax() -> FoundRank | None:
-    jax = sys.modules.get("jax")
-    initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
-    if jax is None or initialized is None or not initialized():
-        return None
-    return FoundRank(jax.process_index(), jax.process_count(), "jax.distributed")
-
-
-def _from_environment() -> FoundRank | None:
-    for rank_name, world_name in _ENVIRONMENTS:
-        if rank_name in os.environ and world_name in os.environ:
-            rank, world = os.environ[rank_name], os.environ[world_name]
-            where = f"the environment variables {rank_name} and {world_name}"
-            try:
-                found = FoundRank(int(rank), int(world), where)
-            except ValueError:
-                found = None
-            if found is None or not 0 <= found.rank < found.world:
-                raise PlanError(
-                    f"{where} are {rank!r} and {world!r}, which is not a rank below a world; pass rank= and world="
-                )
-            return found
-    return None
-
-
 def ranks_here() -> int:
     """Return how many ranks share this host according to the launcher, else 1."""
     for name in _LOCAL_WORLDS:
@@ -145,22 +133,14 @@ def ranks_here() -> int:
 def cores() -> int:
     """Return the cores that this process may use, limited by affinity and cgroup quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_cores()
-    return max(1, min(count, quota) if quota else count)
-
-
-def _cgroup_cores() -> int | None:
     text = _read("/sys/fs/cgroup/cpu.max")
     if text and not text.startswith("max"):
         quota, period = text.split()[:2]
-        return max(1, round(int(quota) / int(period)))
-    quota_text, period_text = (
-        _read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
-        _read("/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-    )
-    if quota_text and period_text and int(quota_text) > 0:
-        return max(1, round(int(quota_text) / int(period_text)))
-    return None
+    else:
+        quota, period = (_read(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") or "0" for name in ("quota", "period"))
+    if int(quota) > 0 and int(period) > 0:
+        count = min(count, round(int(quota) / int(period)))
+    return max(1, count)
 
 
 def memory_limit() -> int | None:

@@ -1,30 +1,104 @@
 """What a loader works from: the source, the selected rows, the columns, what is dealt out, and how large it all is.
 
 Filled in by `api`; a frozen value that engine and plan work from. `choose_order` and `count_needs` derive the order and
-the memory of a run from it, and `describe` puts both into a `Plan` to print. Arithmetic only: reads no data.
+the memory of a run from it, and `describe` puts both into a `Plan` to print. A `Column` says what a column of a batch
+is made of; gathering and decoding choose their path by its `form`. Arithmetic only: reads no data.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from penstock.codecs.arrow import Fixed, Objects, column_kind
+from penstock.codecs.arrow_kinds import form_of
+from penstock.codecs.base import Codec, column_dtype, has_cells
+from penstock.errors import UnsupportedType
 from penstock.options import READ_COST
 from penstock.plan.order import Order
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
     from numpy.typing import NDArray
 
+    from penstock.codecs.base import DataframeColumnCodec
     from penstock.dataset.selection import Selection
-    from penstock.engine.columns import Column
     from penstock.options import LoaderOptions, Pool
     from penstock.plan import Cursor, EpochPlan, Share
     from penstock.plan.grouping import Grouping
     from penstock.plan.plan import Plan
+    from penstock.schema.unischema import UnischemaField
     from penstock.source import Source
+
+Form = Literal["fixed", "cells", "ragged", "objects"]
+
+_VARIABLE_GUESS_BYTES = 1 << 16
+"""Decoded bytes assumed for a cell of unknown shape."""
+_OBJECT_GUESS_BYTES = 64
+_CELL_FORMS = ("bytes", "text", "dictionary")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a batch."""
+
+    name: str
+    field: UnischemaField
+    form: Form
+    """fixed: stacked, straight from Arrow; cells: encoded, decoded into a stacked array;
+    ragged: encoded, decoded into a list; objects: Python values."""
+    dtype: np.dtype[Any] | None
+    """Of the stacked array."""
+    shape: tuple[int, ...]
+    """Of one row of the stacked array."""
+    kind: Fixed | Objects | None
+    """How Arrow memory becomes values (fixed and objects)."""
+    item_bytes: int
+    """Bytes of one row in the batch; a guess for variable columns."""
+    masked: bool = False
+    """Whether a stacked column is a MaskedArray in every batch (`penstock.source.may_hold_nulls`)."""
+
+    @property
+    def codec(self) -> DataframeColumnCodec:
+        """The codec of encoded cells; only for cells and ragged."""
+        return cast("DataframeColumnCodec", self.field.codec)
+
+    @property
+    def light(self) -> bool:
+        """Whether a row needs no decoding, or may need none: such rows are gathered for several batches at once."""
+        codec = self.field.codec
+        has_view = isinstance(codec, Codec) and type(codec).view_column is not Codec.view_column
+        return self.form == "fixed" or (self.form == "cells" and has_view)
+
+
+def columns_of(fields: Iterable[UnischemaField], types: Sequence[pa.DataType]) -> tuple[Column, ...]:
+    """Return the columns of these fields, stored as these Arrow types; refuses what docs/types.md refuses."""
+    return tuple(_column(field, kind) for field, kind in zip(fields, types, strict=True))
+
+
+def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
+    if not has_cells(field.codec):
+        kind = column_kind(arrow_type, numpy_dtype=field.asked_dtype, name=field.name, shape=field.shape)
+        if isinstance(kind, Fixed):
+            num_bytes = kind.dtype.itemsize * math.prod(kind.shape)
+            return Column(field.name, field, "fixed", kind.dtype, kind.shape, kind, num_bytes)
+        return Column(field.name, field, "objects", None, (), kind, _OBJECT_GUESS_BYTES)
+    if form_of(arrow_type) not in _CELL_FORMS:
+        raise UnsupportedType(
+            f"column {field.name!r} is stored as {arrow_type}, and its codec {field.codec} reads bytes or text only; "
+            "store its cells as binary, or open with columns= that leave it out"
+        )
+    dtype = column_dtype(field)
+    if dtype is None:
+        return Column(field.name, field, "ragged", None, (), None, _VARIABLE_GUESS_BYTES)
+    shape = tuple(size for size in field.shape if size is not None)  # no free dimension: the field has a dtype
+    return Column(field.name, field, "cells", dtype, shape, None, dtype.itemsize * math.prod(shape))
+
 
 _BUFFER_SLACK = 1.4
 """A buffer that grew by doubling keeps up to twice its bytes when it is cut to length; 1.31 was seen for JPEG cells."""

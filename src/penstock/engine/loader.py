@@ -14,14 +14,13 @@ import numpy as np
 
 from penstock.engine import host
 from penstock.engine.base_loader import BaseLoader
-from penstock.engine.build import Builder
+from penstock.engine.build import Builder, Room
 from penstock.engine.delivery import Place
-from penstock.engine.engine_stream import EngineStream, Record, Ticket
+from penstock.engine.engine_stream import EngineStream, Record
 from penstock.engine.inputs import choose_order, count_needs, describe
 from penstock.engine.memory import BlockPool
 from penstock.engine.randomness import Watch
 from penstock.engine.residency import Residency
-from penstock.engine.room import Room
 from penstock.engine.row_arena import Shelf, make_records
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.stages import MASK, FilterRows, ThreadStages, make_stages, output_columns
@@ -104,25 +103,31 @@ class Loader(BaseLoader):
             fold=make.fold,
         )
         """What happens to a batch after it is gathered, in order."""
-        self._payload = self._make_payload() if options.pool == "process" else None
+        self._payload: Payload | None = None
+        if options.pool == "process":
+            from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import
+
+            self._payload = payload_of(self.stages)
         watch = Watch() if options.pool != "process" and self._calls_user else None
         self._record = Record(options.skip_limit, watch)
         self._planned: EpochPlan | None = None
         order = choose_order(inputs, options)
         super().__init__(Place.at(order, Cursor.start(0, order, self._total_rows), options.epochs))
-        self._check_mask()
-        self._check_endless()
+        if self._options.remainder == "pad" and any(column.name == MASK for column in self._inputs.columns):
+            raise PlanError(
+                f"remainder='pad' adds a column {MASK!r}, which the dataset has already; select other columns, or use "
+                "another remainder"
+            )
+        if self._options.epochs is None and not self._share.steps(self._total_rows, self._share.rank):
+            raise PlanError(
+                f"epochs=None would wait for ever: {self._total_rows:,} rows give rank {self.rank} of {self.world} "
+                f"no batch of {self._options.batch_size}; use a smaller batch_size or world, or drop_last=False"
+            )
         self._check_budget(self._progress.place)
-        self._advise()
-
-    def _advise(self) -> None:
-        """Warn, once a run, of what the plan says could be better."""
-        if self.order.is_line and self.world == 1:
-            return  # one rank reads every chunk once, in order
-        if self._total_rows and len(self._inputs.counts) <= _ADVISE_CHUNKS:
-            advice = self.plan.warnings
-            if advice:
-                warnings.warn("; also: ".join(advice), PenstockWarning, stacklevel=users_level())
+        # One rank that reads in order reads every chunk once: there is nothing to say.
+        plain = self.order.is_line and self.world == 1
+        if not plain and self._total_rows and len(inputs.counts) <= _ADVISE_CHUNKS and (advice := self.plan.warnings):
+            warnings.warn("; also: ".join(advice), PenstockWarning, stacklevel=users_level())
 
     def share_host(self, num_processes: int) -> None:
         """Use one of `num_processes` equal parts of the default threads and memory, but at least what is needed.
@@ -145,11 +150,11 @@ class Loader(BaseLoader):
         return super().stream(start=start, every=every)
 
     def _open(self, place: Place, every: tuple[int, int], number: int) -> EngineStream:
-        ticket = Ticket(self._progress, number)
         length = self.count(place)
         if length is not None:
             length = max(0, -(-(length - every[0]) // every[1]))
-        return EngineStream(self._schedule(place, every), ticket, self._record, self.pass_after(place), length)
+        scheduler, end = self._schedule(place, every), self.pass_after(place)
+        return EngineStream(scheduler, (self._progress, number), self._record, end, length)
 
     # -- places and states ----------------------------------------------------------------------------------------
 
@@ -387,20 +392,6 @@ class Loader(BaseLoader):
             plan = plan_epoch(counts, order=plan.order, cursor=plan.next_epoch(), share=self._share)
             yield plan
 
-    def _check_mask(self) -> None:
-        if self._options.remainder == "pad" and any(column.name == MASK for column in self._inputs.columns):
-            raise PlanError(
-                f"remainder='pad' adds a column {MASK!r}, which the dataset has already; select other columns, or use "
-                "another remainder"
-            )
-
-    def _check_endless(self) -> None:
-        if self._options.epochs is None and not self._share.steps(self._total_rows, self._share.rank):
-            raise PlanError(
-                f"epochs=None would wait for ever: {self._total_rows:,} rows give rank {self.rank} of {self.world} "
-                f"no batch of {self._options.batch_size}; use a smaller batch_size or world, or drop_last=False"
-            )
-
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def _check_budget(self, place: Place) -> Needs:
@@ -438,10 +429,17 @@ class Loader(BaseLoader):
         residency = self._make_residency(
             budget if shelf is None else int(budget * (1 - _RETAIN_SHARE)), shelf, shuffled=not is_line
         )
+        # What one read can have beside window and batches, and a little more: estimates scatter.
+        chunk_room = _TOLERANCE * (self._memory_bytes - needs.window_bytes - 2 * needs.batch_bytes)
+        room = Room(all_bytes=free, copies=3 if options.pool == "process" else 1)  # decoded, packed, unpacked
+        if options.memory_bytes is None:
+            room.cell_bytes = max(free, host.default_memory())
+        else:  # only then a batch that needs more is an error; two of them fit at least
+            room.cell_bytes, room.batch_bytes = free, free // 2
         builder = Builder(
             source=inputs.source, selection=inputs.selection, columns=inputs.columns, stages=self.stages, pool=pool,
             stats=self._record.stats, seed=options.seed, skip=options.on_error == "skip", arena=residency.arena,
-            shelf=shelf, limit_bytes=self._chunk_limit(needs), room=self._room(free),
+            shelf=shelf, limit_bytes=int(chunk_room / READ_COST / inputs.slack), room=room,
         )  # fmt: skip
         last = None
         if options.epochs is not None:
@@ -453,7 +451,8 @@ class Loader(BaseLoader):
             num_chunks=len(inputs.selected),
             views=is_line and options.remainder != "pad",
             last_epoch=last,
-            positions=any(stage.wants for stage in self.stages) or self._seeds_processes,
+            # Processes seed their global random states for every batch, by its position.
+            positions=any(stage.wants for stage in self.stages) or (options.pool == "process" and self._calls_user),
             items=inputs.items,
             batch_items=self._make.batch_items,
             batch_size=options.batch_size,
@@ -462,21 +461,6 @@ class Loader(BaseLoader):
         )
         finishers = self._make_finishers(workers, builder.halted)
         return Scheduler(self._plans(first), residency, builder, limits, finishers)
-
-    def _chunk_limit(self, needs: Needs) -> int:
-        """Return the bytes that one chunk may take, as Arrow: what its read can have beside window and batches.
-
-        A little more, since estimates scatter: a run that was accepted is not to end over a few percent.
-        """
-        room = self._memory_bytes - needs.window_bytes - 2 * needs.batch_bytes
-        return int(_TOLERANCE * room / READ_COST / self._inputs.slack)
-
-    def _room(self, free: int) -> Room:
-        """Return the room for decoded cells where so many bytes are free for batches: two of them fit at least."""
-        copies = 3 if self._options.pool == "process" else 1  # decoded, packed, unpacked
-        if self._options.memory_bytes is not None:  # only then a batch that needs more is an error
-            return Room(cell_bytes=free, batch_bytes=free // 2, all_bytes=free, copies=copies)
-        return Room(cell_bytes=max(free, host.default_memory()), all_bytes=free, copies=copies)
 
     def _span_batches(self, batch_bytes: int, every: tuple[int, int]) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
@@ -510,16 +494,6 @@ class Loader(BaseLoader):
     @property
     def _calls_user(self) -> bool:
         return any(stage.calls_user for stage in self.stages)
-
-    @property
-    def _seeds_processes(self) -> bool:
-        """Whether processes seed their global random states for every batch, by its position."""
-        return self._options.pool == "process" and self._calls_user
-
-    def _make_payload(self) -> Payload:
-        from penstock.engine.process import payload_of  # here: multiprocessing is a tenth of the time of our import
-
-        return payload_of(self.stages)
 
     def _make_finishers(self, workers: int, halted: threading.Event) -> list[Any]:
         if self._options.pool != "process":

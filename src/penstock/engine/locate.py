@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from penstock.engine.chunk import LostChunk
+from penstock.engine.gather import LostChunk
 from penstock.errors import BadFile, BudgetError, DecodeError, SchemaError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.dataset.selection import Selection
-    from penstock.engine.chunk import CellLost, Chunk
+    from penstock.engine.gather import CellLost, Chunk
     from penstock.source import Location, Source
 
 
@@ -86,13 +86,12 @@ class Locator:
         places: dict[int, list[int]] = {}
         for chunk, row in rows:
             places.setdefault(chunk, []).append(cast("int", self.locate(chunk, row).row))
-        named = [f"{self.source.locate(chunk)}, {_row_list(found)}" for chunk, found in list(places.items())[:3]]
+        named = []
+        for chunk, found in list(places.items())[:3]:
+            found.sort()
+            listed = f"row{'s' * (len(found) > 1)} {', '.join(map(str, found[:5]))}{', ...' if len(found) > 5 else ''}"
+            if found == list(range(found[0], found[-1] + 1)) and len(found) > 1:
+                listed = f"rows {found[0]} to {found[-1]}"
+            named.append(f"{self.source.locate(chunk)}, {listed}")
         more = f"; and {len(places) - 3} more {self.source.facts.part_noun}s" if len(places) > 3 else ""
         return "; ".join(named) + more
-
-
-def _row_list(rows: list[int]) -> str:
-    rows = sorted(rows)
-    if rows == list(range(rows[0], rows[-1] + 1)) and len(rows) > 1:
-        return f"rows {rows[0]} to {rows[-1]}"
-    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{', ...' if len(rows) > 5 else ''}"

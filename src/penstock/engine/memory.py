@@ -66,17 +66,13 @@ class BlockPool:
         except IndexError:
             memory = None
         if memory is None:  # outside the except block, so that errors do not chain to the IndexError
-            self._bound()
+            sizes = list(self._free.items())  # sizes may change so often that too many free blocks are kept
+            if sum(size * len(free) for size, free in sizes) > self._keep * max(size for size, _ in sizes):
+                self.clear()
             fresh = np.empty(size + ALIGN, np.uint8)
             begin = -fresh.ctypes.data % ALIGN  # frameworks share only aligned memory; malloc aligns to 16
             memory = fresh[begin : begin + size]
         return np.asarray(_Lease(memory, free))[:num_bytes]
-
-    def _bound(self) -> None:
-        """Before a new block is made: let free blocks go where sizes change so often that too many are kept."""
-        sizes = list(self._free.items())
-        if sum(size * len(free) for size, free in sizes) > self._keep * max(size for size, _ in sizes):
-            self.clear()
 
     def clear(self) -> None:
         """Give all free blocks back."""

@@ -1,7 +1,8 @@
 """Mix loaders: batches drawn from several of them by weight, in one order that can be saved and resumed like any other.
 
-Made by `penstock.mix` from loaders and weights. `plan.draws` says whose turn it is, `agree` gives all batches the same
-columns; reading, ranks, workers and memory stay those of each loader. Mixes batches, never the rows inside one.
+Made by `penstock.mix` from loaders and weights. `plan.draws` says whose turn it is, `output_columns.Agreed` gives all
+batches the same columns; reading, ranks, workers and memory stay those of each loader. Mixes batches, never the rows
+inside one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from collections import Counter, deque
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from penstock.engine.agree import Agreed, columns_given
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Delivery, Stream
-from penstock.engine.engine_stream import Ticket
+from penstock.engine.output_columns import Agreed, columns_given
 from penstock.engine.stages import Batch
 from penstock.errors import PlanError, StateMismatch
 from penstock.options import one_of
@@ -25,6 +25,7 @@ from penstock.plan.draws import Deck, Draws, Mark
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from penstock.engine.delivery import Acknowledged
     from penstock.engine.loader import Loader
     from penstock.engine.locate import Skipped
     from penstock.plan.draws import Stop
@@ -83,7 +84,22 @@ class Mix(BaseLoader):
     def __init__(
         self, loaders: Sequence[BaseLoader], weights: Sequence[float], *, seed: int, stop: Stop, missing: Missing
     ) -> None:
-        _check(loaders)
+        if not loaders:
+            raise PlanError("a mix needs at least one pair (loader, weight); got none")
+        seen: dict[int, int] = {}
+        for index, loader in enumerate(loaders):
+            for one in loader.inside():
+                if id(one) in seen:
+                    raise PlanError(
+                        f"loaders {seen[id(one)]} and {index} of the mix are one and the same, or share a loader; add "
+                        "up their weights, or make two from the dataset"
+                    )
+            seen |= {id(one): index for one in loader.inside()}
+            if (loader.rank, loader.world) != (loaders[0].rank, loaders[0].world):
+                raise PlanError(
+                    f"loader 0 of the mix reads for rank {loaders[0].rank} of {loaders[0].world}, loader {index} for "
+                    f"rank {loader.rank} of {loader.world}; give all the same"
+                )
         self.loaders = tuple(loaders)
         """What it draws from: it iterates and closes them."""
         self._deck = Deck(Draws(weights, seed), stop)
@@ -96,7 +112,7 @@ class Mix(BaseLoader):
     # -- streams --------------------------------------------------------------------------------------------------
 
     def _open(self, place: MixPlace, every: tuple[int, int], number: int) -> Stream[Batch]:
-        return MixStream(self, place, every, Ticket(self._progress, number))
+        return MixStream(self, place, every, (self._progress, number))
 
     def deck_at(self, place: MixPlace) -> Deck:
         """Return the draws from a place on."""
@@ -226,13 +242,13 @@ class Mix(BaseLoader):
 class MixStream(Stream[Batch]):
     """Deliveries of a mix: draws follow what was taken, the state what was acknowledged."""
 
-    def __init__(self, owner: Mix, place: MixPlace, every: tuple[int, int], ticket: Ticket) -> None:
+    def __init__(self, owner: Mix, place: MixPlace, every: tuple[int, int], progress: tuple[Acknowledged, int]) -> None:
         self._mix = owner
         self._at = place
         """Behind what was taken."""
         self._deck = owner.deck_at(place)
         self._start, (self._first, self._step) = place, every
-        self._progress, self._number = ticket
+        self._progress, self._number = progress
         self._num_taken = 0
         self._is_through = False
         self._front: Callable[[], Stream[Any] | None] | None = None
@@ -273,7 +289,12 @@ class MixStream(Stream[Batch]):
             if index is None:
                 self._is_through = True
                 break
-            stream = self._stream(index)
+            if index not in self._streams:
+                stream = self._mix.loaders[index].stream(start=self._at.loaders[index])
+                if self._front is not None:
+                    stream.note_ahead(self)
+                self._streams[index] = stream
+            stream = self._streams[index]
             delivery = stream.take()
             if delivery is None:  # earlier than its length said, or it has none
                 self._deck.ran_out(index)
@@ -291,14 +312,6 @@ class MixStream(Stream[Batch]):
                 self._unacknowledged.append((place, index, delivery.place))
             return delivery._replace(batch=batch, place=place)
         return None
-
-    def _stream(self, index: int) -> Stream[Batch]:
-        if index not in self._streams:
-            stream = self._mix.loaders[index].stream(start=self._at.loaders[index])
-            if self._front is not None:
-                stream.note_ahead(self)
-            self._streams[index] = stream
-        return self._streams[index]
 
     def _move(self, index: int, place: Any) -> MixPlace:
         places = list(self._at.loaders)
@@ -369,22 +382,3 @@ def _pair(index: int, pair: Any) -> tuple[BaseLoader, float]:
     if isinstance(weight, bool) or not isinstance(weight, Real) or not float(weight) > 0:
         raise PlanError(f"weights must be numbers above 0; that of loader {index} is {weight!r}")
     return loader, float(weight)
-
-
-def _check(loaders: Sequence[BaseLoader]) -> None:
-    if not loaders:
-        raise PlanError("a mix needs at least one pair (loader, weight); got none")
-    seen: dict[int, int] = {}
-    for index, loader in enumerate(loaders):
-        for one in loader.inside():
-            if id(one) in seen:
-                raise PlanError(
-                    f"loaders {seen[id(one)]} and {index} of the mix are one and the same, or share a loader; add up "
-                    "their weights, or make two from the dataset"
-                )
-        seen |= {id(one): index for one in loader.inside()}
-        if (loader.rank, loader.world) != (loaders[0].rank, loaders[0].world):
-            raise PlanError(
-                f"loader 0 of the mix reads for rank {loaders[0].rank} of {loaders[0].world}, loader {index} for rank "
-                f"{loader.rank} of {loader.world}; give all the same"
-            )

@@ -1,29 +1,42 @@
-"""The columns of a loader's batches before there is one: what each is made of, and whether it may hold nulls.
+"""The columns of batches before there is one: what each is made of, whether it may hold nulls, what a mix adds.
 
-For frameworks that must know what a batch looks like when a loader is made. Reads no data; footers only where somebody
-asks for nulls.
+`describe_columns` is for frameworks that must know what a batch looks like when a loader is made; it reads no data, and
+footers only where somebody asks for nulls. `Agreed` gives the batches of several loaders the same columns: `Mix` asks
+once what each loader gives and adds nulls for what is absent. Columns are compared by name: a batch comes from one
+loader, so dtypes and shapes may differ. Only where a transform makes the columns, one batch is read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
+from penstock.codecs.arrow import mask
+from penstock.engine.loader import Loader
 from penstock.engine.padding import padded_columns
-from penstock.engine.rowwise import RowTransform
-from penstock.engine.stages import FilterRows, Fold, stage_of
+from penstock.engine.rowwise import RowTransform, SpecStage
+from penstock.engine.stages import MASK, FilterRows, Fold, Transform, output_columns, stage_of
+from penstock.errors import SchemaError
 from penstock.source import may_hold_nulls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from penstock.engine.columns import Column
-    from penstock.engine.inputs import Inputs
+    from penstock.engine.base_loader import BaseLoader
+    from penstock.engine.inputs import Column, Inputs
     from penstock.engine.padding import Padding
-    from penstock.engine.stages import Stage
+    from penstock.engine.stages import Batch, Stage
     from penstock.schema.unischema import UnischemaField
+
+    Nulls = Callable[[int], Any]
+    """Makes a column of that many nulls."""
+    Given = Mapping[str, Nulls]
+    """The columns that a loader gives, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +90,121 @@ def describe_columns(inputs: Inputs, stages: Sequence[Stage]) -> tuple[OutputCol
             nullable=name in nulls if name in kept else bool(fields[name].nullable),
         )
         for name, count in steps.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The columns that every batch of a mix has."""
+
+    columns: Given
+    """Those of the first loader in its order, then what the next ones add."""
+    fill: bool
+    """Whether absent columns become nulls; False: they are an error."""
+
+    @classmethod
+    def of(cls, given: Sequence[Given | None], *, fill: bool) -> Agreed:
+        """Return the columns of all loaders; None stands for one that gives no batch.
+
+        Raises:
+            SchemaError: they differ, and `fill` is not set.
+        """
+        union: dict[str, Nulls] = {}
+        for one in given:
+            for name, nulls in (one or {}).items():
+                union.setdefault(name, nulls)
+        lacks = {
+            index: [name for name in union if name not in one] for index, one in enumerate(given) if one is not None
+        }
+        if not fill and any(lacks.values()):
+            parts = [f"loader {index} lacks {', '.join(map(repr, names))}" for index, names in lacks.items() if names]
+            text = f"the loaders of a mix give different columns: {'; '.join(parts)}; select the same columns, "
+            if any(MASK in names for names in lacks.values()):
+                text += f"give all of them remainder='pad' or none ({MASK!r} comes with it), "
+            raise SchemaError(text + "or pass missing='null' to have nulls instead")
+        return cls(union, fill)
+
+    def complete(self, batch: Batch, index: int) -> Batch:
+        """Return the batch of loader `index` with all columns, in the agreed order; as it is where nothing is to do."""
+        if tuple(batch) == tuple(self.columns):
+            return batch
+        unknown = [name for name in batch if name not in self.columns]
+        absent = [name for name in self.columns if name not in batch]
+        if unknown or (absent and not self.fill):
+            raise SchemaError(
+                f"loader {index} gave a batch with columns {list(batch)}, the mix has {list(self.columns)}; a "
+                "transform must give the same columns for every batch"
+            )
+        num_rows = len(next(iter(batch.values()), ()))
+        return {name: batch[name] if name in batch else nulls(num_rows) for name, nulls in self.columns.items()}
+
+
+def columns_given(loader: BaseLoader, index: int) -> Given | None:
+    """Return the columns of a loader's batches; None where it has no batch to show and a transform makes them.
+
+    Raises:
+        SchemaError: its first rows could not be loaded to see what its transform makes of them.
+    """
+    if not isinstance(loader, Loader):
+        given: Given = cast("Any", loader).agreed.columns  # of a mix inside the mix
+        return given
+    if any(isinstance(stage, Transform | SpecStage | Fold) for stage in loader.stages):
+        # Only a batch tells: the first one in stored order, made in this thread from a row group or two.
+        try:
+            batch = loader.probe()
+        except Exception as error:
+            raise SchemaError(
+                f"loader {index} of the mix has a transform, and what columns it makes was not found out from its "
+                f"first batch: {error}"
+            ) from error
+        return None if batch is None else {name: _nulls_like(name, values) for name, values in batch.items()}
+    pads, names = padded_columns(loader.stages), output_columns(loader.stages) or []
+    columns = [column for column in loader._inputs.columns if column.name in names]
+    found: dict[str, Nulls] = {column.name: _nulls_of(column, pads.get(column.name)) for column in columns}
+    return found | {MASK: _all_valid} if loader.pads else found
+
+
+def _nulls_of(column: Column, padding: Padding | None) -> Nulls:
+    if padding is not None:
+        return lambda num_rows: padding.stack([None] * num_rows)
+    if column.form in ("fixed", "cells"):
+        return partial(_array, cast("np.dtype[Any]", column.dtype), column.shape)
+    if column.form == "ragged" or getattr(column.kind, "as_list", False):
+        return lambda num_rows: [None] * num_rows
+    return lambda num_rows: np.full(num_rows, None, object)
+
+
+def _nulls_like(name: str, values: Any) -> Nulls:
+    if name == MASK:
+        return _all_valid
+    if isinstance(values, np.ndarray):
+        shape = values.shape[1:]
+        if values.dtype.hasobject:
+            return lambda num_rows: np.full((num_rows, *shape), None, object)
+        return partial(_array, values.dtype, shape)
+    return (
+        (lambda num_rows: [None] * num_rows)
+        if isinstance(values, list | tuple)
+        else partial(_refuse, name, type(values).__name__)
+    )
+
+
+def _array(dtype: np.dtype[Any], shape: tuple[int, ...], num_rows: int) -> Any:
+    if dtype.kind in "SU" or dtype.names:  # only transforms make these; nothing is said about what is below the mask
+        return np.ma.MaskedArray(np.zeros((num_rows, *shape), dtype), mask=True)
+    values = np.empty((num_rows, *shape), dtype)
+    found = mask(values, np.zeros(num_rows, np.bool_))
+    values[...] = getattr(found, "fill_value", 0)
+    return found
+
+
+def _all_valid(num_rows: int) -> Any:
+    """Rows of a loader that does not pad are all real."""
+    return np.ones(num_rows, np.bool_)
+
+
+def _refuse(name: str, kind: str, num_rows: int) -> Any:
+    raise SchemaError(
+        f"column {name!r} is a {kind} where a transform makes it, and there is no {kind} of {num_rows} nulls for the "
+        "loaders that lack it; make NumPy arrays or lists in transforms and convert what the mix gives"
     )

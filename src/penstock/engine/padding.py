@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.columns import Column
+    from penstock.engine.inputs import Column
     from penstock.engine.stages import Draft
     from penstock.schema import UnischemaField
 
@@ -39,7 +39,10 @@ class Padding:
         """Return one array; null rows and null elements are fill. Without any values free axes have no length."""
         if _is_dense(rows):
             return rows  # type: ignore[no-any-return]
-        arrays = [None if row is None else _filled(row, self.fill) for row in rows]
+        arrays = [
+            None if row is None else (row.filled(self.fill) if isinstance(row, np.ma.MaskedArray) else np.asarray(row))
+            for row in rows
+        ]
         given = [array for array in arrays if array is not None]
         shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in given), strict=True))
         if not given:
@@ -52,10 +55,6 @@ class Padding:
             if array is not None:
                 out[i][tuple(slice(size) for size in array.shape)] = array
         return out
-
-
-def _filled(row: Any, fill: Any) -> NDArray[Any]:
-    return row.filled(fill) if isinstance(row, np.ma.MaskedArray) else np.asarray(row)
 
 
 def _common(arrays: list[NDArray[Any]]) -> np.dtype[Any] | None:
@@ -146,7 +145,15 @@ def make_pads(
     Raises:
         PlanError: a name that is not there or has no variable shape, or a fill that the column's dtype cannot hold.
     """
-    able = {column.name: column for column in columns if _pads(column)}
+    able = {
+        column.name: column
+        for column in columns
+        if (
+            bool(getattr(column.kind, "as_list", False)) and column.field.numpy_dtype is not None
+            if column.form == "objects"
+            else column.form == "ragged" and bool(column.field.shape)
+        )
+    }
     out = {} if rowwise is None else {one.name: one for one in rowwise.fields}
     edited = set() if rowwise is None else {one.name for one in rowwise.spec.edit_fields if None in one.shape}
     after = {name: one for name, one in out.items() if name in edited}
@@ -177,12 +184,6 @@ def make_pads(
 def padded_columns(stages: Iterable[Stage]) -> dict[str, Padding]:
     """Return the columns whose padding is known before the first batch."""
     return {name: one for stage in stages if isinstance(stage, Pad) for name, one in stage.paddings.items()}
-
-
-def _pads(column: Column) -> bool:
-    if column.form == "objects":
-        return bool(getattr(column.kind, "as_list", False)) and column.field.numpy_dtype is not None
-    return column.form == "ragged" and bool(column.field.shape)
 
 
 def _padding(name: str, dtype: np.dtype[Any] | None, shape: tuple[int | None, ...], fill: Any) -> Padding:

@@ -138,8 +138,11 @@ class _Queue(Generic[B, C]):
         while self._has_room():
             made: Delivery[C] | BaseException | None
             try:
-                taken = self._source.take()
-                made = None if taken is None else self._made(taken)
+                taken, made = self._source.take(), None
+                if taken is not None:
+                    began = time.perf_counter()
+                    made = cast("Delivery[C]", taken._replace(batch=cast("Any", self._function(taken))))
+                    self._source.note_hand_over(time.perf_counter() - began)
                 del taken
             except BaseException as error:  # noqa: BLE001 -- handed to the consumer, who meets it in order
                 made = error
@@ -148,12 +151,6 @@ class _Queue(Generic[B, C]):
             if self.settle is not None:
                 self._unsettled.append(made.batch)
             del made
-
-    def _made(self, delivery: Delivery[B]) -> Delivery[C]:
-        began = time.perf_counter()
-        batch = self._function(delivery)
-        self._source.note_hand_over(time.perf_counter() - began)
-        return cast("Delivery[C]", delivery._replace(batch=cast("Any", batch)))
 
     def _put(self, made: Delivery[C] | BaseException | None) -> bool:
         """Hand a result to the consumer; False: stopped."""

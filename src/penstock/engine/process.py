@@ -4,18 +4,25 @@ A thread of the run gathers a batch (still encoded) into unnamed shared memory, 
 into another block, and the thread hands that memory out as the batch: nothing large is pickled. Each thread owns one
 process and has one job with it at a time. A process that dies shows as a closed pipe and becomes `WorkerDied`; a parent
 that dies shows the same way and ends the process. Blocks are used again once the user has let go of the batch.
+
+Shared blocks have no name in any file system, so that nothing can be left behind, whoever dies. Linux: memfd; other
+POSIX systems: a temporary file that is unlinked at once; Windows: a mapping whose name is random and which the system
+removes with its last handle.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import traceback
+import uuid
 from collections import deque
 from multiprocessing import connection as mp_connection
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -26,7 +33,6 @@ from penstock.codecs import Cells
 from penstock.engine.gather import Gathered
 from penstock.engine.memory import BlockPool
 from penstock.engine.randomness import seed_globals
-from penstock.engine.shared import Packer, SharedBlock, unpack
 from penstock.engine.stages import run_stages
 from penstock.errors import PlanError, WorkerDied
 
@@ -37,6 +43,97 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.stages import Batch, BatchOrigin, Lost, Stage
+
+    Description = tuple[str | np.dtype[Any], tuple[int, ...], int]
+    """Type, shape and place of a packed array; the type by name if that is unambiguous (not for bfloat16)."""
+
+_WINDOWS = sys.platform == "win32"
+
+
+class SharedBlock:
+    """Bytes seen by two processes; freed when neither maps them any more."""
+
+    __slots__ = ("_fd", "_map", "_name", "memory")
+
+    def __init__(self, num_bytes: int, *, fd: int | None = None, name: str | None = None) -> None:
+        self._fd, self._name = fd, name
+        if _WINDOWS:
+            self._name = name or f"penstock-{uuid.uuid4().hex}"
+            self._map = mmap.mmap(-1, num_bytes, tagname=self._name)  # type: ignore[call-arg, unused-ignore]
+        else:
+            if fd is None:
+                if hasattr(os, "memfd_create"):
+                    fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
+                else:
+                    with tempfile.TemporaryFile() as file:
+                        fd = os.dup(file.fileno())
+                self._fd = fd
+                os.ftruncate(fd, num_bytes)
+            self._map = mmap.mmap(fd, num_bytes)
+        self.memory: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def send(self, connection: Connection, pid: int) -> None:
+        """Hand the block to the process at the other end, which calls `receive`."""
+        connection.send((len(self), self._name))
+        if self._fd is not None:
+            from multiprocessing.reduction import send_handle
+
+            send_handle(connection, self._fd, pid)
+            self._forget()
+
+    @classmethod
+    def receive(cls, connection: Connection) -> SharedBlock:
+        """Take the block that the other end sends."""
+        num_bytes, name = connection.recv()
+        if _WINDOWS:
+            return cls(num_bytes, name=name)
+        from multiprocessing.reduction import recv_handle
+
+        block = cls(num_bytes, fd=recv_handle(connection))
+        block._forget()
+        return block
+
+    def _forget(self) -> None:
+        """Close the descriptor: the mapping stays."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            self._forget()
+
+
+class Packer:
+    """Lays arrays and bytes one after another into a block, and describes where they are."""
+
+    def __init__(self) -> None:
+        self._todo: list[tuple[int, NDArray[np.uint8]]] = []
+        self.num_bytes = 0
+
+    def add(self, array: NDArray[Any]) -> Description:
+        """Note an array to be packed; returns its description."""
+        array = np.ascontiguousarray(array)
+        at = self.num_bytes
+        self._todo.append((at, array.reshape(-1).view(np.uint8)))
+        self.num_bytes = (at + array.nbytes + 63) & -64
+        dtype, name = array.dtype, array.dtype.str
+        return name if np.dtype(name) == dtype else dtype, array.shape, at
+
+    def pack(self, memory: NDArray[np.uint8]) -> None:
+        """Copy everything into place."""
+        for at, data in self._todo:
+            memory[at : at + len(data)] = data
+
+
+def unpack(memory: NDArray[np.uint8], description: Description) -> NDArray[Any]:
+    """Return an array that lies in the block, without copying."""
+    dtype, shape, at = description
+    return np.ndarray(shape, np.dtype(dtype), memory, at)
+
 
 _GROW = 1.25
 """A block that was too small is replaced by one this much larger than needed."""
@@ -76,8 +173,12 @@ class ProcessStages:
 
     def start(self) -> None:
         """Start the process; returns at once, the process gets ready on its own."""
-        if self._payload.needs_script:
-            _refuse_while_importing_main()
+        # The whole script would run in each process that is started while the script is still imported.
+        if self._payload.needs_script and getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise RuntimeError(
+                'a loader with pool="process" is iterated while a process of the pool imports the script; '
+                "put what the script does below `if __name__ == '__main__':`"
+            )
         self._pipe, theirs = self._context.Pipe(duplex=True)
         keep = self._pipe if self._context.get_start_method() == "fork" else None
         self._process = self._context.Process(
@@ -98,46 +199,36 @@ class ProcessStages:
         """Have the process finish a batch; same contract as `run_stages`."""
         del pool  # the batch lies in shared memory instead
         try:
-            return self._ask(gathered, origin)
+            pipe = cast("Connection", self._pipe)
+            packer = Packer()
+            columns = [_pack_gathered(packer, one) for one in gathered]
+            fresh = self._input is None or len(self._input) < packer.num_bytes
+            if fresh:
+                self._input = SharedBlock(max(4096, int(packer.num_bytes * _GROW)))
+            block = cast("SharedBlock", self._input)
+            packer.pack(block.memory)
+            freed = [self._free.popleft() for _ in range(len(self._free))]
+            pipe.send((columns, origin, freed, fresh))
+            if fresh:
+                block.send(pipe, self._process.pid)
+            ready = mp_connection.wait([pipe, self._process.sentinel])
+            if pipe not in ready and not pipe.poll():
+                raise EOFError
+            kind, value = pipe.recv()
+            if kind == "error":
+                raise _revive(*value)
+            number, is_fresh, num_bytes, forms, lost = value
+            self._answered = True
+            if is_fresh:
+                self._blocks[number] = SharedBlock.receive(pipe)
+            if len(self._blocks) > _MOST_BLOCKS:
+                memory = self._blocks[number].memory[:num_bytes].copy()
+                self._free.append(number)
+            else:
+                memory = np.asarray(_SharedLease(self._blocks[number], number, self._free))
+            return {name: _unpack_value(memory, form) for name, form in forms}, lost
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise self._died() from error
-
-    def _ask(self, gathered: Sequence[Gathered], origin: BatchOrigin) -> tuple[Batch, list[Lost]]:
-        pipe = cast("Connection", self._pipe)
-        packer = Packer()
-        columns = [_pack_gathered(packer, one) for one in gathered]
-        fresh = self._input is None or len(self._input) < packer.num_bytes
-        if fresh:
-            self._input = SharedBlock(max(4096, int(packer.num_bytes * _GROW)))
-        block = cast("SharedBlock", self._input)
-        packer.pack(block.memory)
-        freed = [self._free.popleft() for _ in range(len(self._free))]
-        pipe.send((columns, origin, freed, fresh))
-        if fresh:
-            block.send(pipe, self._process.pid)
-        return self._answer(pipe)
-
-    def _answer(self, pipe: Connection) -> tuple[Batch, list[Lost]]:
-        self._await(pipe)
-        kind, value = pipe.recv()
-        if kind == "error":
-            raise _revive(*value)
-        number, fresh, num_bytes, columns, lost = value
-        self._answered = True
-        if fresh:
-            self._blocks[number] = SharedBlock.receive(pipe)
-        if len(self._blocks) > _MOST_BLOCKS:
-            memory = self._blocks[number].memory[:num_bytes].copy()
-            self._free.append(number)
-        else:
-            memory = np.asarray(_SharedLease(self._blocks[number], number, self._free))
-        return {name: _unpack_value(memory, form) for name, form in columns}, lost
-
-    def _await(self, pipe: Connection) -> None:
-        """Wait for an answer or for the end of the process, whichever comes first."""
-        ready = mp_connection.wait([pipe, self._process.sentinel])
-        if pipe not in ready and not pipe.poll():
-            raise EOFError
 
     def _died(self) -> WorkerDied:
         self._process.join(1)
@@ -214,7 +305,11 @@ def _serve(pipe: Connection, payload: bytes, inherited: Connection | None) -> No
     """Finish batches until the pipe closes; runs in the process."""
     if inherited is not None:
         inherited.close()  # a forked child would keep its own pipe open and never see the parent's end
-    _set_signals()
+    # Leave Ctrl-C to the parent, and do not run a forked parent's handlers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent, parent_pid = multiprocessing.parent_process(), os.getppid()
     server = _Server(pipe, payload)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -227,23 +322,6 @@ def _serve(pipe: Connection, payload: bytes, inherited: Connection | None) -> No
                 break
     sys.stderr.flush()
     os._exit(0)  # no finalizers of a forked parent's objects
-
-
-def _set_signals() -> None:
-    """Leave Ctrl-C to the parent, and do not run a forked parent's handlers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _refuse_while_importing_main() -> None:
-    """Refuse to start a process in one that still imports the script: the whole script would run in each of them."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            'a loader with pool="process" is iterated while a process of the pool imports the script; '
-            "put what the script does below `if __name__ == '__main__':`"
-        )
 
 
 @contextlib.contextmanager

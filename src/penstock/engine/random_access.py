@@ -1,29 +1,33 @@
-"""Read a few rows by their place: what `Dataset.take` and `ds[i]` do.
+"""Read without a plan: a few rows by their place, or one whole column.
 
-Reads each chunk concerned once, in threads if there are several, keeps only the requested rows, and returns one batch
-in the requested order. Shares reading, gathering and decoding with the loader; needs no plan.
+`take_rows` is what `Dataset.take` and `ds[i]` do: it reads each chunk concerned once, in threads if there are several,
+keeps only the requested rows, and returns one batch in the requested order. `scan_column` reads a column in stored
+order, a few chunks ahead, for what must be known before the first row: windows over time need every timestamp once.
+Both share reading, gathering and decoding with the loader.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.engine.chunk import CellLost, make_chunk
-from penstock.engine.gather import Picks, gather
+from penstock.engine.build import within
+from penstock.engine.gather import CellLost, LostChunk, Picks, Runs, gather, make_chunk
 from penstock.engine.host import default_workers
-from penstock.engine.room import within
 from penstock.engine.stages import BatchOrigin, run_stages
+from penstock.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
     from penstock.engine.build import Builder
-    from penstock.engine.chunk import Chunk
+    from penstock.engine.gather import Chunk
     from penstock.engine.stages import Batch
 
 
@@ -84,3 +88,32 @@ def _read(builder: Builder, chunk: int, rows: NDArray[np.int64]) -> Chunk:
         return make_chunk(chunk, data, builder.columns, rows if selected is None else selected[rows], skip=False)
     except CellLost as error:
         raise builder.locator.decode_error(chunk, int(rows[error.row]), error) from error
+
+
+def scan_column(builder: Builder, counts: NDArray[np.int64]) -> Generator[NDArray[Any], None, None]:
+    """Give the values of the builder's only column, the selected rows of each chunk in order; empty where none is."""
+    workers = default_workers()
+    empty = np.empty(0, builder.columns[0].dtype)
+    waiting: deque[Future[Any] | None] = deque()
+    with ThreadPoolExecutor(workers) as threads, progress(len(counts), "reading timestamps") as bar:
+        for chunk, count in enumerate([*counts.tolist(), *[None] * 2 * workers]):
+            if count is not None:
+                waiting.append(threads.submit(_values, builder, chunk) if count else None)
+            if waiting and (count is None or len(waiting) > 2 * workers):
+                found = waiting.popleft()
+                bar.update(1)
+                yield empty if found is None else found.result()
+
+
+def _values(builder: Builder, index: int) -> Any:
+    found = builder.read(index, last=True)
+    if isinstance(found, LostChunk):
+        raise builder.locator.read_error(found)
+    num_rows = found.num_rows
+    rows = Runs([found], [(0, num_rows)], views=False)
+    try:
+        gathered = gather(rows, builder.columns, builder.pool, None, skip=False)
+        batch, _ = run_stages(builder.stages, gathered, BatchOrigin(0, 0, num_rows), builder.pool)
+    except CellLost as error:
+        raise builder.locator.decode_error(index, error.row, error) from error.__cause__
+    return batch[builder.columns[0].name]

@@ -1,25 +1,28 @@
 """Say where the time of a loader goes: how long each step waited, which stage was the bottleneck, and what would help.
 
 `Loader.report` makes a `Report` from its counters; print it, or hand `prometheus()` to whatever scrapes the job. It
-looks at the last steps only, measures nothing itself and changes nothing.
+looks at the last steps only, measures nothing itself, changes nothing and serves no port.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.engine import host
-from penstock.engine.stats import WAIT_BOUNDS
+from penstock.engine.engine_stream import WAIT_BOUNDS
+from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.engine.stats import Stats, Step
+    from penstock.engine.engine_stream import Stats, Step
 
 __all__ = ["Report"]
 
@@ -174,11 +177,8 @@ class Report:
         wait = float(self.steps.wait_s[part].sum())
         if not self.hands_over_ahead:  # it is a part of the wait
             return seconds > BUSY * wait
-        return seconds > BUSY * (wait + float(self.steps.own_s[part].sum())) and seconds > self._worked(part)
-
-    def _worked(self, part: slice) -> float:
-        """Return the seconds that each worker was at work in these steps."""
-        return sum(float(self.steps.stage_s[stage][part].sum()) for stage in STAGES) / self.workers
+        worked = sum(float(self.steps.stage_s[stage][part].sum()) for stage in STAGES) / self.workers
+        return seconds > BUSY * (wait + float(self.steps.own_s[part].sum())) and seconds > worked
 
     @property
     def advice(self) -> str:
@@ -186,54 +186,49 @@ class Report:
         kind = self.bottleneck
         if not kind:
             return "iterate over the loader first"
-        return _read_advice(self) if kind == "read" else _ADVICE[self._advice_key(kind)].format(**self._facts())
-
-    def _advice_key(self, kind: str) -> str:
         if kind == "finish" and self.has_transform:
-            return f"finish-{'process' if self.pool == 'process' else 'thread'}"
-        return f"{kind}-ahead" if kind == HAND_OVER and self.hands_over_ahead else kind
-
-    def _facts(self) -> dict[str, Any]:
-        idle = f"{1 - sum(self.busy.values()):.0%}"
-        step = _ms(self.steps.seconds / len(self.steps))
-        each = _ms(float(self.steps.stage_s[HAND_OVER].sum()) / len(self.steps))
-        return {"workers": self.workers, "idle": idle, "more": _more_workers(self.workers), "step": step, "each": each}
+            kind = f"finish-{'process' if self.pool == 'process' else 'thread'}"
+        elif kind == HAND_OVER and self.hands_over_ahead:
+            kind = f"{kind}-ahead"
+        rate = self.steps.bytes_read / max(float(self.steps.stage_s["read"].sum()), 1e-9)
+        if kind == "read" and rate < SLOW_STORE:
+            kind = "read-slow"
+        cores = host.cores()
+        return _ADVICE[kind].format(
+            workers=self.workers,
+            idle=f"{1 - sum(self.busy.values()):.0%}",
+            more=f"raise workers= ({self.workers} of {cores} cores)" if self.workers < cores else "give it more cores",
+            step=_ms(self.steps.seconds / len(self.steps)),
+            each=_ms(float(self.steps.stage_s[HAND_OVER].sum()) / len(self.steps)),
+            rate=f"{rate / 1e6:,.0f} MB/s",
+        )
 
     def __str__(self) -> str:
         steps = self.steps
         if not len(steps):
             return f"Report of rank {self.rank} of {self.world}: no batch was delivered yet"
-        rows, seconds = int(steps.num_rows.sum()), steps.seconds
+        rows, seconds, wait, pauses = int(steps.num_rows.sum()), steps.seconds, steps.wait_s, steps.num_pauses
         head = (
             f"Report of rank {self.rank} of {self.world}: the last {len(steps):,} of {int(self.stats['batches']):,} "
             f"steps, {rows:,} rows in {seconds:,.2f} s, {rows / max(seconds, 1e-9):,.0f} rows/s"
         )
-        lines = [
-            head,
-            self._wait_text(),
-            self._busy_text(),
-            *self._table(),
-            f"bottleneck  {self._words(self.bottleneck)}",
-            f"advice      {self.advice}",
-        ]
-        return "\n  ".join(lines)
-
-    def _wait_text(self) -> str:
-        wait = self.steps.wait_s
         middle, high = (float(np.quantile(wait, q)) for q in (0.5, 0.95))
-        text = (
-            f"waited      {wait.sum():,.2f} s, {self.steps.wait_share:.0%} of the time; a step: median {_ms(middle)}, "
+        waited = (
+            f"waited      {wait.sum():,.2f} s, {steps.wait_share:.0%} of the time; a step: median {_ms(middle)}, "
             f"95% below {_ms(high)}, most {_ms(float(wait.max()))}"
         )
-        pauses = self.steps.num_pauses
-        return f"{text}; {pauses} pause{'s' * (pauses > 1)} of your own left out" if pauses else text
-
-    def _busy_text(self) -> str:
-        what = "the consumer itself" if self.pool == "serial" else f"{self.workers} {_plural(self.pool, self.workers)}"
+        if pauses:
+            waited += f"; {pauses} pause{'s' * (pauses > 1)} of your own left out"
+        what = "the consumer itself"
+        if self.pool != "serial":
+            word, plural = ("process", "processes") if self.pool == "process" else ("thread", "threads")
+            what = f"{self.workers} {word if self.workers == 1 else plural}"
         parts = ", ".join(f"{self._words(stage)} {share:.0%}" for stage, share in self.busy.items())
-        text = f"worked      {what}: {sum(self.busy.values()):.0%} of the time: {parts}"
-        seconds = float(self.steps.stage_s[HAND_OVER].sum())
-        return f"{text}; {WORDS[HAND_OVER]} {seconds / max(self.steps.seconds, 1e-9):.0%}" if seconds else text
+        worked = f"worked      {what}: {sum(self.busy.values()):.0%} of the time: {parts}"
+        if hand_over := float(steps.stage_s[HAND_OVER].sum()):
+            worked += f"; {WORDS[HAND_OVER]} {hand_over / max(seconds, 1e-9):.0%}"
+        lines = [head, waited, worked, *self._table(), f"bottleneck  {self._words(self.bottleneck)}"]
+        return "\n  ".join([*lines, f"advice      {self.advice}"])
 
     def _table(self) -> list[str]:
         """Return lines of a few steps each: what they waited for each batch, and what was done meanwhile."""
@@ -246,21 +241,15 @@ class Report:
             last = steps.first + min(begin + size, len(steps)) - 1
             name = f"{steps.first + begin:,} to {last:,}"
             share, each = wait / max(wait + own, 1e-9), _ms(wait / len(steps.wait_s[part]))
-            lines.append(f"{name:>15}  {each:>13}  {share:>11.0%}  {self._words(self._busiest(part))}")
+            busiest = HAND_OVER if self._waits_for_hand_over(part) else steps.busiest(part)
+            lines.append(f"{name:>15}  {each:>13}  {share:>11.0%}  {self._words(busiest)}")
         return lines
 
-    def _busiest(self, part: slice) -> str:
-        return HAND_OVER if self._waits_for_hand_over(part) else self.steps.busiest(part)
-
     def _words(self, kind: str) -> str:
-        if kind == "finish" and self.has_transform:
-            return "decoding and transform"
-        return WORDS[kind]
+        return "decoding and transform" if kind == "finish" and self.has_transform else WORDS[kind]
 
     def prometheus(self, **labels: str) -> str:
         """Return the counters in Prometheus' text format, with rank and world as labels, and `labels` if given."""
-        from penstock.engine.prometheus import prometheus_text
-
         return prometheus_text(self, {"rank": str(self.rank), "world": str(self.world), **labels}, WAIT_BOUNDS)
 
 
@@ -292,6 +281,11 @@ _ADVICE = {
         "{idle} of the {workers} workers' time was idle while you waited: raise memory_bytes, so that more is read and "
         "made ahead, or write smaller chunks"
     ),
+    "read": "reading and decompressing takes most, {rate} a thread: {more}, or read fewer columns",
+    "read-slow": (
+        "the store gives {rate} to a thread: keep what was read (penstock.open(..., cache='local-disk')), read fewer "
+        "columns, or raise workers=; threads that wait need no core"
+    ),
     "gather": (
         "picking single rows takes most: read fewer columns, use larger batches, or shuffle='groups' where that mixes "
         "enough"
@@ -308,28 +302,57 @@ _ADVICE = {
 }
 
 
-def _read_advice(report: Report) -> str:
-    rate = report.steps.bytes_read / max(float(report.steps.stage_s["read"].sum()), 1e-9)
-    if rate < SLOW_STORE:
-        return (
-            f"the store gives {rate / 1e6:,.0f} MB/s to a thread: keep what was read (penstock.open(..., cache="
-            "'local-disk')), read fewer columns, or raise workers=; threads that wait need no core"
-        )
-    return (
-        f"reading and decompressing takes most, {rate / 1e6:,.0f} MB/s a thread: {_more_workers(report.workers)}, or "
-        "read fewer columns"
-    )
-
-
-def _more_workers(workers: int) -> str:
-    cores = host.cores()
-    return f"raise workers= ({workers} of {cores} cores)" if workers < cores else "give it more cores"
-
-
-def _plural(pool: str, count: int) -> str:
-    word = "process" if pool == "process" else "thread"
-    return word if count == 1 else f"{word}{'e' * (word == 'process')}s"
-
-
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:,.1f} ms" if seconds < 10 else f"{seconds:,.1f} s"
+
+
+_COUNTERS = {
+    "rows": ("rows_total", "Rows delivered."),
+    "batches": ("batches_total", "Batches delivered."),
+    "chunks_read": ("chunks_read_total", "Row groups read."),
+    "bytes_read": ("read_bytes_total", "Bytes read, as they lie in memory."),
+}
+_STAGES = ("read", "gather", "finish", "hand_over")
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+
+
+def prometheus_text(report: Report, labels: Mapping[str, str], bounds: Sequence[float]) -> str:
+    """Return all counters of a report; `bounds` are the upper ends of its classes of waits."""
+    for label in labels:
+        if not _NAME.match(label) or label.startswith("__") or label in ("le", "stage"):
+            raise PlanError(f"{label!r} cannot be the name of a label here; use letters, digits and underscores")
+    own = {label: str(text) for label, text in labels.items()}
+    lines: list[str] = []
+    for key, (name, help_text) in _COUNTERS.items():
+        lines += _metric(name, "counter", help_text, [(own, report.stats[key])])
+    stages = [({**own, "stage": stage}, report.stats[f"{stage}_s"]) for stage in _STAGES]
+    lines += _metric("stage_seconds_total", "counter", "Seconds spent in each stage, summed over threads.", stages)
+    lines += _metric("skipped_rows_total", "counter", "Damaged rows left out.", [(own, report.num_skipped)])
+    lines += _metric(
+        "waiting_batches", "gauge", "Batches made that wait for the consumer.", [(own, report.num_waiting)]
+    )
+    lines += _metric("workers", "gauge", "Threads or processes.", [(own, report.workers)])
+    metric, totals = "penstock_wait_seconds", list(itertools.accumulate(report.waits))
+    lines += [f"# HELP {metric} Seconds that the consumer waited for a batch.", f"# TYPE {metric} histogram"]
+    for bound, count in zip([*map(_number, bounds), "+Inf"], totals, strict=True):
+        lines.append(_sample(f"{metric}_bucket", {**own, "le": bound}, count))
+    lines += [_sample(f"{metric}_sum", own, report.stats["wait_s"]), _sample(f"{metric}_count", own, totals[-1])]
+    return "\n".join([*lines, ""])
+
+
+def _metric(name: str, kind: str, help_text: str, samples: Sequence[tuple[dict[str, str], float]]) -> list[str]:
+    head = [f"# HELP penstock_{name} {help_text}", f"# TYPE penstock_{name} {kind}"]
+    return [*head, *(_sample(f"penstock_{name}", labels, value) for labels, value in samples)]
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{name}{{{inside}}} {_number(value)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(float(value))

@@ -19,7 +19,7 @@ from penstock.plan.epoch import Visits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.engine.chunk import Chunk, LostChunk
+    from penstock.engine.gather import Chunk, LostChunk
     from penstock.engine.row_arena import Records, Shelf
     from penstock.plan import EpochPlan
     from penstock.plan.grouping import Grouping
@@ -49,7 +49,11 @@ class EpochWork:
         self._borders = _borders(plan, most) if aligned else None
         visits = items.visits(plan.visits)
         if self._step > 1:
-            visits = self._own(visits)
+            # Keep the stays of chunks that our batches need: others build those in between.
+            first, last = visits.first // self._most, (visits.last - 1) // self._most
+            latest = (last - self._first) // self._step * self._step + self._first
+            mine = latest >= np.maximum(first, self._first)
+            visits = Visits(visits.chunk[mine], visits.first[mine], visits.last[mine])
         self.chunk = visits.chunk
         self.first = visits.first + base
         self.last = visits.last + base
@@ -82,13 +86,6 @@ class EpochWork:
 
     def _border(self, batch: int) -> int:
         return min(batch * self._most, self.plan.num_items) if self._borders is None else int(self._borders[batch])
-
-    def _own(self, visits: Visits) -> Visits:
-        """Return the stays of chunks that batches of ours need, where others build those in between."""
-        first, last = visits.first // self._most, (visits.last - 1) // self._most
-        latest = (last - self._first) // self._step * self._step + self._first
-        mine = latest >= np.maximum(first, self._first)
-        return Visits(visits.chunk[mine], visits.first[mine], visits.last[mine])
 
     def visits_of(self, chunk: int) -> NDArray[np.intp]:
         """Return the visits to a chunk in this epoch."""
@@ -219,15 +216,17 @@ class Residency:
                     self._ahead.append((first, int(self.chunk_bytes[chunk])))
                     self._ahead_now += int(self.chunk_bytes[chunk])
                     return self._begin(key, chunk, until)
-                self._extend(self.residents[key], until)
+                resident = self.residents[key]
+                resident.until = max(resident.until, until)
+                resident.next_use = None
         return None
 
     def _may_prefetch(self, chunk: int, first: int, tick: int) -> bool:
         while self._ahead and self._ahead[0][0] <= tick:
             self._ahead_now -= self._ahead.popleft()[1]
-        ahead_bytes = self.ahead_bytes
         if self._soon_kept(chunk):
             return False
+        ahead_bytes = self.ahead_bytes
         if self.shelf is not None and chunk in self.shelf:
             ahead_bytes = min(ahead_bytes, _COPIES_AHEAD * int(self.chunk_bytes[chunk]))
         if first > tick and self._ahead_now + int(self.chunk_bytes[chunk]) > ahead_bytes:
@@ -240,11 +239,6 @@ class Residency:
             return False
         found = (self.residents.get(self.key(work, chunk)) for work in self.works)
         return any(resident is not None and resident.loaded is None for resident in found)
-
-    @staticmethod
-    def _extend(resident: Resident, until: int) -> None:
-        resident.until = max(resident.until, until)
-        resident.next_use = None
 
     def _begin(self, key: Key, chunk: int, until: int) -> Read:
         num_bytes = int(self.chunk_bytes[chunk])
@@ -283,9 +277,12 @@ class Residency:
         short = self.held_bytes + self.flight_bytes + self.lent_bytes + need - self.budget_bytes
         if short <= 0:
             return True
-        idle = [
-            (self._next_use(key, r, tick), key) for key, r in self.residents.items() if r.until <= tick and r.loaded
-        ]
+        idle = []
+        for key, resident in self.residents.items():
+            if resident.until <= tick and resident.loaded:
+                if resident.next_use is None or resident.next_use < tick:
+                    resident.next_use = self.next_use(key, tick)
+                idle.append((resident.next_use, key))
         leaving = []
         for use, key in sorted(idle, reverse=True):
             if use <= first or short <= 0:
@@ -298,32 +295,23 @@ class Residency:
             self.drop(key)
         return True
 
-    def _next_use(self, key: Key, resident: Resident, tick: int) -> int:
-        if resident.next_use is None or resident.next_use < tick:
-            resident.next_use = self.next_use(key, tick)
-        return resident.next_use
-
     def next_use(self, key: Key, tick: int) -> int:
         """Return the tick at which a resident is needed next; NEVER if no planned epoch needs it."""
         return min((work.next_use(key[1], tick) for work in self.works if self.key(work, key[1]) == key), default=NEVER)
 
-    def drop(self, key: Key) -> int:
-        """Let a chunk go; returns its bytes."""
+    def drop(self, key: Key) -> None:
+        """Let a chunk go."""
         resident = self.residents.pop(key)
         slot = getattr(resident.loaded, "slot", -1)
         if slot >= 0 and self.arena is not None:
             self.arena.free(slot)
         self.held_bytes -= resident.num_bytes
-        return resident.num_bytes
 
     def leave(self, tick: int) -> list[Chunk]:
         """Drop, where epochs share nothing, what is done before `tick`; return what was dropped."""
         if self.share:
             return []
-        gone = [key for key, r in self.residents.items() if r.until <= tick and r.loaded]
-        return [cast("Chunk", self._pop(key)) for key in gone]
-
-    def _pop(self, key: Key) -> Chunk | LostChunk | None:
-        loaded = self.residents[key].loaded
-        self.drop(key)
-        return loaded
+        gone = {key: r.loaded for key, r in self.residents.items() if r.until <= tick and r.loaded}
+        for key in gone:
+            self.drop(key)
+        return [cast("Chunk", loaded) for loaded in gone.values()]

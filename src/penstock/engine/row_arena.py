@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.engine.chunk import FixedPart
+from penstock.engine.gather import FixedPart
 from penstock.engine.memory import Cutter, aligned
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.chunk import Chunk, Part
-    from penstock.engine.columns import Column
+    from penstock.engine.gather import Chunk, Part
+    from penstock.engine.inputs import Column
     from penstock.engine.memory import BlockPool
 
 NARROW_BYTES = 64

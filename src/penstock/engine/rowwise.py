@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from penstock.codecs.narrowing import exact_in_float64
-from penstock.codecs.row_values import null_rows, objects_of, row_values, to_series
+from penstock.codecs.row_values import exact_in_float64, null_rows, objects_of, row_values, to_series
 from penstock.engine.randomness import NAMES, transform_wants
 from penstock.engine.stages import Stage
 from penstock.errors import TransformError
 from penstock.halt import is_halted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -72,11 +71,26 @@ class RowTransform(SpecStage):
             extra = origin.of_row(self.wants, planned) if self.wants else {}
             rows.append(self._row(dict(zip(names, line, strict=True)), extra))
         if self.spec.func is not None:
-            self._check_names(rows, names)
+            # Fields that the spec does not declare would be dropped silently.
+            known = {*names, *(one.name for one in self.fields), *self.spec.removed_fields}
+            for row in rows:
+                if surplus := sorted(map(str, row.keys() - known)):
+                    raise TransformError(
+                        f"the transform's row has fields that the schema lacks: {', '.join(map(repr, surplus))}; name "
+                        "them in edit_fields"
+                    )
         edited = {field.name for field in self.spec.edit_fields}
         columns: Batch = {}
         for field in self.fields:
-            columns[field.name] = values = [self._value(row, field) for row in rows]
+            columns[field.name] = values = []
+            for row in rows:
+                try:
+                    values.append(row[field.name])
+                except KeyError:
+                    raise TransformError(
+                        f"the transform's row has no field {field.name!r}, only {', '.join(map(repr, row))}; return "
+                        "it, or name it in removed_fields"
+                    ) from None
             if field.name in edited:
                 for value in values:
                     check_value(field, value)
@@ -95,26 +109,6 @@ class RowTransform(SpecStage):
             raise TransformError(f"a transform must return the row as a dict; got {type(result).__name__}")
         return cast("Mapping[str, Any]", result)
 
-    def _check_names(self, rows: list[Mapping[str, Any]], before: list[str]) -> None:
-        """Refuse fields that the spec does not declare: they would be dropped silently."""
-        known = {*before, *(field.name for field in self.fields), *self.spec.removed_fields}
-        for row in rows:
-            if extra := sorted(map(str, row.keys() - known)):
-                raise TransformError(
-                    f"the transform's row has fields that the schema lacks: {', '.join(map(repr, extra))}; name them "
-                    "in edit_fields"
-                )
-
-    @staticmethod
-    def _value(row: Mapping[str, Any], field: UnischemaField) -> Any:
-        try:
-            return row[field.name]
-        except KeyError:
-            raise TransformError(
-                f"the transform's row has no field {field.name!r}, only {', '.join(map(repr, row))}; return it, or "
-                f"name it in removed_fields"
-            ) from None
-
 
 @dataclass(frozen=True)
 class FrameTransform(SpecStage):
@@ -130,11 +124,12 @@ class FrameTransform(SpecStage):
             return
         import pandas as pd
 
-        # Plain numbers need no Series of their own, of which a table has many.
-        columns = {
-            name: values if _is_plain(values) and name not in self.dtypes else to_series(values, self.dtypes.get(name))
-            for name, values in draft.columns.items()
-        }
+        columns = dict(draft.columns)
+        for name, values in draft.columns.items():
+            # Plain numbers need no Series of their own, of which a table has many.
+            plain = type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biuf"
+            if not plain or name in self.dtypes:
+                columns[name] = to_series(values, self.dtypes.get(name))
         frame = pd.DataFrame(columns, copy=False)
         draft.columns = {}
         try:
@@ -143,11 +138,7 @@ class FrameTransform(SpecStage):
             raise TransformError(f"the transform raised {type(error).__name__}: {error}") from error
         if not isinstance(result, pd.DataFrame):
             raise TransformError(f"a transform must return a pandas DataFrame; got {type(result).__name__}")
-        self._check_columns(list(result.columns))
-        edited = {field.name for field in self.spec.edit_fields}
-        draft.columns = {field.name: _array(field, result[field.name], field.name in edited) for field in self.fields}
-
-    def _check_columns(self, found: Sequence[str]) -> None:
+        found = list(result.columns)
         wanted = {field.name for field in self.fields}
         missing = sorted(wanted - set(found))
         extra = sorted(set(found) - wanted - set(self.spec.removed_fields), key=str)
@@ -161,6 +152,8 @@ class FrameTransform(SpecStage):
                 f"the transform's DataFrame has the columns {', '.join(map(repr, found))}; missing: {missing}, not in "
                 f"the schema: {extra}; name new ones in edit_fields and dropped ones in removed_fields"
             )
+        edited = {field.name for field in self.spec.edit_fields}
+        draft.columns = {field.name: _array(field, result[field.name], field.name in edited) for field in self.fields}
 
 
 _NULLS: dict[str, Any] = {"f": np.nan, "m": "NaT", "M": "NaT"}
@@ -200,7 +193,12 @@ def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
     if values.dtype != np.object_:
         if edited:
             _check_dtype(field, values.dtype)
-        return _writable(values)
+        if not values.flags.writeable:
+            try:
+                values.flags.writeable = True
+            except ValueError:
+                return values.copy()
+        return values
     cells = list(values)
     if edited:
         for value in cells:
@@ -210,10 +208,6 @@ def _array(field: UnischemaField, series: Any, edited: bool) -> Any:
         stacked = _stacked([one if isinstance(one, np.ndarray) else np.asarray(one, dtype) for one in cells])
         return stacked if isinstance(stacked, np.ndarray) else objects_of(stacked)
     return values
-
-
-def _is_plain(values: Any) -> bool:
-    return type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biuf"
 
 
 def _from_series(series: Any) -> NDArray[Any]:
@@ -232,16 +226,6 @@ def _from_series(series: Any) -> NDArray[Any]:
     if plain is not None and not series.isna().any():
         return cast("NDArray[Any]", series.to_numpy(plain))
     return cast("NDArray[Any]", series.astype(object).where(series.notna(), None).to_numpy(object))
-
-
-def _writable(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that the user may write to: pandas returns read-only views of its frame."""
-    if not values.flags.writeable:
-        try:
-            values.flags.writeable = True
-        except ValueError:
-            return values.copy()
-    return values
 
 
 def _stacked(values: list[Any]) -> Any:
@@ -283,23 +267,18 @@ def check_value(field: UnischemaField, value: Any) -> None:
     if hasattr(value, "dtype"):
         _check_dtype(field, value.dtype)
     elif field.numpy_dtype not in (None, Decimal):
-        _check_plain(field, value)
+        want = np.dtype(field.numpy_dtype)
+        if isinstance(value, bool | int | float | complex | str | bytes) and want.kind in _TAKES:
+            found = np.asarray(value).dtype.kind
+            if found not in _TAKES[want.kind]:
+                raise TransformError(
+                    f"the transform gave {field.name!r} a {type(value).__name__} ({value!r:.40}) where edit_fields "
+                    f"says {want.name}"
+                )
 
 
 _TAKES = {"b": "b", "i": "bi", "u": "bi", "f": "bif", "c": "bifc", "U": "U", "S": "SU"}
 """Kinds of dtypes, and of Python's own values that go with them."""
-
-
-def _check_plain(field: UnischemaField, value: Any) -> None:
-    """Check a value of Python's own: a number, a text, bytes."""
-    want = np.dtype(field.numpy_dtype)
-    if isinstance(value, bool | int | float | complex | str | bytes) and want.kind in _TAKES:
-        found = np.asarray(value).dtype.kind
-        if found not in _TAKES[want.kind]:
-            raise TransformError(
-                f"the transform gave {field.name!r} a {type(value).__name__} ({value!r:.40}) where edit_fields says "
-                f"{want.name}"
-            )
 
 
 def _check_dtype(field: UnischemaField, dtype: Any) -> None:

@@ -32,12 +32,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.engine.build import Built, Results, Span, index_span
-from penstock.engine.chunk import Chunk
+from penstock.engine.build import Built, Results, Span, go_on, index_span
 from penstock.engine.delivery import CLOSED, FORKED
+from penstock.engine.gather import Chunk
 from penstock.engine.memory import release_unused
 from penstock.engine.residency import EpochWork
-from penstock.engine.room import go_on
 from penstock.errors import LoaderClosed
 from penstock.halt import wait_in
 
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.engine.build import Builder
-    from penstock.engine.chunk import LostChunk
+    from penstock.engine.gather import LostChunk
     from penstock.engine.residency import Read, Residency
     from penstock.plan import EpochPlan
     from penstock.plan.grouping import Grouping
@@ -151,7 +150,13 @@ class Scheduler:
         """
         if os.getpid() != self._pid:
             raise LoaderClosed(FORKED)
-        one = self._pop()
+        one: Built | Exception | None = None
+        while one is None:  # another thread may take what this one has waited for
+            if self._ready:  # asked first: Ctrl-C while an IndexError is handled would show a user both
+                with contextlib.suppress(IndexError):
+                    one = self._ready.popleft()
+            elif not self._wait():  # outside: what is raised here shall not name an IndexError
+                break
         if one is None:
             self.stop()
             if self._residency.is_tight:
@@ -179,21 +184,19 @@ class Scheduler:
         """Return how many batches are being built."""
         return self._building
 
-    def _pop(self) -> Built | Exception | None:
-        """Return what comes next, None at the end; another thread may have taken what this one has waited for."""
-        while True:
-            if self._ready:  # asked first: Ctrl-C while an IndexError is handled would show a user both
-                with contextlib.suppress(IndexError):
-                    return self._ready.popleft()
-            if not self._wait():  # outside: what is raised here shall not name an IndexError
-                return None
-
     def _wait(self) -> bool:
         """Wait until something is ready; False at the end of the run, for every thread that asks."""
         if not self._threads and self._limits.workers and not self._stopped and not self._over:
             with self._starting:  # two consumers must not start two sets of them
                 if not self._threads and not self._stopped and not self._over:
-                    self._start()
+                    for finisher in self._finishers:
+                        finisher.start()  # before any thread of ours: a forked process must not inherit a held lock
+                    for index in range(self._limits.workers):
+                        thread = threading.Thread(
+                            target=self._work, args=(index,), name=f"penstock-{index}", daemon=True
+                        )
+                        self._threads.append(thread)
+                        thread.start()
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
             self._waiting = True
             if not self._running or self._num_short:
@@ -211,7 +214,10 @@ class Scheduler:
                     if self._ended and self._deliver == self._next_number and self._spans_left() is None:
                         self._over = True
                         return False
-                    self._one_more_or_wait()
+                    if self._limits.workers:
+                        wait_in(self._lock, self._cond, _LOOK_S)
+                    else:
+                        self._do_one()
             finally:
                 self._waiting = False
             found = self._built.pop(self._deliver)
@@ -228,11 +234,8 @@ class Scheduler:
                 del found  # its traceback holds this frame: a cycle would keep chunks and pipes until a collection
         return True
 
-    def _one_more_or_wait(self) -> None:
-        """Serial: do one task here, with the lock released around it. Otherwise wait for the workers."""
-        if self._limits.workers:
-            wait_in(self._lock, self._cond, _LOOK_S)
-            return
+    def _do_one(self) -> None:
+        """Do one task here, with the lock released around it: there are no workers."""
         task = self._pick()
         if task is None:
             raise LoaderClosed("the run ended before its last batch")
@@ -244,19 +247,12 @@ class Scheduler:
 
     # -- threads --------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        for finisher in self._finishers:
-            finisher.start()  # before any thread of ours: a forked process must not inherit a held lock
-        for number in range(self._limits.workers):
-            thread = threading.Thread(target=self._work, args=(number,), name=f"penstock-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
     def _work(self, number: int) -> None:
         try:
             while True:
                 with self._cond:
-                    task = self._await_task()
+                    while (task := None if self._stopped else self._pick()) is None and not self._stopped:
+                        self._cond.wait()
                 if task is None:
                     return
                 task(number)
@@ -265,14 +261,6 @@ class Scheduler:
             with self._cond:
                 self._failure = error
                 self._cond.notify_all()
-
-    def _await_task(self) -> Callable[[int], None] | None:
-        while not self._stopped:
-            task = self._pick()
-            if task is not None:
-                return task
-            self._cond.wait()
-        return None
 
     def stop(self, wait_s: float | None = None) -> None:
         """Stop the threads and wait for the calls they are in; safe to call twice and from a finalizer."""
@@ -288,7 +276,13 @@ class Scheduler:
         for finisher in self._finishers:
             finisher.close()  # first: a thread may be waiting for its process
         if not inside:
-            self._join(wait_s)
+            deadline = None if wait_s is None else time.perf_counter() + wait_s
+            threads, self._threads = self._threads, []
+            for thread in threads:
+                if thread is threading.current_thread():
+                    continue
+                with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had started; it ends by itself
+                    thread.join(None if deadline is None else max(0.0, deadline - time.perf_counter()))
         self._finishers.clear()
         self._built.clear()
         self._ready.clear()
@@ -300,16 +294,6 @@ class Scheduler:
         if self._builder.shelf is not None:
             self._builder.shelf.clear()
 
-    def _join(self, wait_s: float | None) -> None:
-        """Wait for all threads but the calling one, for `wait_s` in all."""
-        deadline = None if wait_s is None else now() + wait_s
-        threads, self._threads = self._threads, []
-        for thread in threads:
-            if thread is threading.current_thread():
-                continue
-            with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had started; it ends by itself
-                thread.join(None if deadline is None else max(0.0, deadline - now()))
-
     # -- tasks: picked with the lock held, done without it --------------------------------------------------------
 
     def _pick(self) -> Callable[[int], None] | None:
@@ -318,7 +302,9 @@ class Scheduler:
         task = self._pick_build()
         if task is None and not self._spans:
             task = self._pick_index()
-        task = task or self._pick_needed() or self._pick_index() or self._pick_plan() or self._pick_ahead()
+        task = task or self._pick_needed() or self._pick_index() or self._pick_plan()
+        if task is None and (ahead := self._residency.read_ahead(tick=self._tick)) is not None:
+            task = self._reading(ahead)
         if task is None and self._waiting and not self._running:
             task = self._pick_needed(force=True)
         if task is not None:
@@ -330,7 +316,8 @@ class Scheduler:
         """First item that is not gathered yet."""
         if self._open:
             return min(self._open.values())
-        return self._next_base if self._spans_left() is None else self._cut_tick()
+        work = self._spans_left()
+        return self._next_base if work is None else work.base + work.start_of(self._cut_step)
 
     def _pick_build(self) -> Callable[[int], None] | None:
         if not self._spans or self._next_number - len(self._spans) - self._deliver >= self._limits.ahead_spans:
@@ -391,10 +378,6 @@ class Scheduler:
         self._planning = True
         return lambda _: self._do_plan()
 
-    def _pick_ahead(self) -> Callable[[int], None] | None:
-        read = self._residency.read_ahead(tick=self._tick)
-        return None if read is None else self._reading(read)
-
     def _reading(self, read: Read) -> Callable[[int], None]:
         return lambda _: self._do_read(read)
 
@@ -407,10 +390,6 @@ class Scheduler:
             self._cut_step -= works[self._cut_work].num_batches
             self._cut_work += 1
         return works[self._cut_work] if self._cut_work < len(works) else None
-
-    def _cut_tick(self) -> int:
-        work = self._residency.works[self._cut_work]
-        return work.base + work.start_of(self._cut_step)
 
     def _cut(self) -> Span | None:
         work = self._spans_left()
@@ -540,8 +519,3 @@ class Scheduler:
                 self._next_number += 1
             del error
             self._cond.notify_all()
-
-
-def now() -> float:
-    """Seconds on a clock that only goes forward."""
-    return time.perf_counter()

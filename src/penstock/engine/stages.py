@@ -16,7 +16,7 @@ import numpy as np
 from penstock.codecs.arrow import mask
 from penstock.codecs.base import CellError
 from penstock.codecs.decode import decode_cells, reason_of
-from penstock.engine.chunk import CellLost, Damaged
+from penstock.engine.gather import CellLost, Damaged
 from penstock.engine.memory import Cutter, aligned
 from penstock.engine.randomness import BATCH, ROW, generators, transform_wants
 from penstock.errors import TransformError
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.codecs import Cells
-    from penstock.engine.columns import Column
     from penstock.engine.gather import Gathered
+    from penstock.engine.inputs import Column
     from penstock.engine.memory import BlockPool
     from penstock.engine.randomness import Watch
     from penstock.options import LoaderOptions
@@ -117,7 +117,14 @@ class Draft:
         keep = np.ones(self.origin.num_rows, np.bool_)
         keep[list(self.lost)] = False
         here = keep if self.rows is None else keep[self.rows]
-        self.columns = {name: _keep(values, here) for name, values in self.columns.items()}
+        self.columns = {
+            name: (
+                [value for value, kept in zip(values, here.tolist(), strict=True) if kept]
+                if isinstance(values, list)
+                else values[here]
+            )
+            for name, values in self.columns.items()
+        }
         self.rows = np.flatnonzero(keep)
 
     def units(self) -> NDArray[np.intp] | None:
@@ -438,9 +445,3 @@ def _folded(values: Any, windows: NDArray[np.int64]) -> Any:
     if isinstance(values, list):
         return [[values[row] for row in line] for line in windows.tolist()]
     return values[windows]
-
-
-def _keep(values: Any, keep: NDArray[np.bool_]) -> Any:
-    if isinstance(values, list):
-        return [value for value, kept in zip(values, keep.tolist(), strict=True) if kept]
-    return values[keep]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from penstock.api import loader_for
-from penstock.engine.proxy import LoaderProxy
+from penstock.engine.base_loader import LoaderProxy
 from penstock.errors import PlanError
 from penstock.options import FrameworkKeywords, show_keywords
 

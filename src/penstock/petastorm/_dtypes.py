@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.codecs.arrow_kinds import form_of
 from penstock.codecs.base import has_cells
-from penstock.codecs.narrowing import EXACT_FLOAT64
+from penstock.codecs.row_values import EXACT_FLOAT64
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

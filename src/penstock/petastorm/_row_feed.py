@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.codecs.narrowing import keeps_numbers
-from penstock.codecs.row_values import row_values
+from penstock.codecs.row_values import keeps_numbers, row_values
 from penstock.engine.stages import MASK
 from penstock.errors import BudgetError, StateMismatch
 from penstock.petastorm._columns import batch_column

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.codecs.narrowing import keeps_numbers
-from penstock.codecs.row_values import row_values
+from penstock.codecs.row_values import keeps_numbers, row_values
 from penstock.codecs.times import nanoseconds
 from penstock.errors import UnsupportedType
 from penstock.petastorm._dtypes import PROMOTED

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from penstock.codecs.narrowing import keeps
+from penstock.codecs.row_values import keeps
 from penstock.codecs.times import nanoseconds
 from penstock.errors import SchemaError
 from penstock.petastorm._dtypes import PROMOTED

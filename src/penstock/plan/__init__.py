@@ -1,13 +1,12 @@
 """Plan a run: which rows, in what order, for whom; pure functions of counts, a seed and a place.
 
-`order` holds the values that fix a run; `grouping` says what items are; `epoch` is the interface of epoch plans, which
-`sequential` and `shuffled` implement; `state` stores a place; `plan` describes a run to a person; `draws` decides the
-turns of a mix. NumPy only: no files, clocks or threads.
+`order` holds the values that fix a run; `grouping` says what items are; `epoch` has the interface of epoch plans and
+the sequential one, `shuffled` the other; `state` stores a place; `plan` describes a run to a person; `draws` decides
+the turns of a mix. NumPy only: no files, clocks or threads.
 """
 
 from penstock.plan.epoch import EpochPlan, Visits, plan_epoch
-from penstock.plan.order import Cursor, Kind, Order, Remainder, Share, epochs_left, steps_left
-from penstock.plan.permutations import permutation
+from penstock.plan.order import Cursor, Kind, Order, Remainder, Share, epochs_left, permutation, steps_left
 from penstock.plan.plan import Plan, Sizes, make_plan
 from penstock.plan.shuffled import Lanes, choose_lanes
 from penstock.plan.state import State, check, check_owner, check_predicate

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from penstock.errors import PlanError, StateMismatch
-from penstock.plan.order import check_seed
-from penstock.plan.permutations import DRAWS, Words
+from penstock.plan.order import DRAWS, Words, check_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +43,13 @@ class Draws:
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
         check_seed(seed)
-        self.weights = _checked(weights)
+        try:
+            found = [float(weight) for weight in weights]
+        except (TypeError, ValueError):
+            raise PlanError(f"weights must be numbers; got {list(weights)!r}") from None
+        if not all(math.isfinite(weight) and weight >= 0 for weight in found) or not any(found):
+            raise PlanError(f"weights must be finite numbers of at least 0, and not all 0; got {found}")
+        self.weights = np.array(found)
         self.seed = seed
 
     def block(self, number: int, *, pass_number: int, among: Sequence[bool]) -> NDArray[np.int64]:
@@ -106,11 +111,6 @@ class Deck:
         """The seed that picks the draws."""
         return self._draws.seed
 
-    @property
-    def at_start(self) -> bool:
-        """Whether nothing was drawn in this pass."""
-        return self.num_draws == 0
-
     def next(self) -> int | None:
         """Return whose turn it is, or None when the pass is over; the same until `took` or `ran_out`."""
         ahead = self.num_draws - self._first  # the number only grows: never before the first
@@ -119,7 +119,11 @@ class Deck:
         elif self._stop == "all" and all(self.ended):
             return None
         else:
-            pick = self._fill()
+            # Work out the block that the next draw lies in.
+            number, offset = divmod(self.num_draws, BLOCK)
+            self._first = number * BLOCK
+            self._picks = self._draws.block(number, pass_number=self.pass_number, among=self._among()).tolist()
+            pick = self._picks[offset]
         return None if self.ended[pick] else pick
 
     def took(self, index: int) -> None:
@@ -172,20 +176,32 @@ class Deck:
 
         Weights and stop policy are those of this deck: another run may go on with others.
         """
-        pass_number, num_draws, ended = _place(value, self._draws.seed, len(self.ended))
+        count = len(self.ended)
+        if not isinstance(value, Mapping):
+            raise StateMismatch(f"a state is the dict that state_dict() gave; got {type(value).__name__}")
+        if value.get("version") != _VERSION or value.get("order") != NAME:
+            raise StateMismatch(
+                f"the state of a mix has version {_VERSION} and order {NAME!r}; got version {value.get('version')!r} "
+                f"and order {value.get('order')!r}: it is the state of something else, or of a newer Penstock"
+            )
+        for name in ("seed", "pass", "draws"):
+            if type(value.get(name)) is not int or value[name] < 0:
+                raise StateMismatch(f"damaged state: entry {name!r} must be a whole number, got {value.get(name)!r}")
+        ended = value.get("ended")
+        if not isinstance(ended, list) or not all(type(index) is int and 0 <= index < count for index in ended):
+            raise StateMismatch(f"damaged state: entry 'ended' must list indices below {count}, got {ended!r}")
+        if value["seed"] != self._draws.seed:
+            raise StateMismatch(
+                f"cannot resume: seed of the state is {value['seed']}, of this mix {self._draws.seed}; pass "
+                f"seed={value['seed']}"
+            )
+        pass_number, num_draws, ended = value["pass"], value["draws"], set(ended)
         return Mark(pass_number, num_draws, tuple(index in ended for index in range(len(self.ended))))
 
     def _end(self, index: int) -> None:
         self.ended[index] = True
         if self._stop == "all":
             self._picks = []  # the others share its part from the next draw on
-
-    def _fill(self) -> int:
-        """Work out the block that the next draw lies in, and return its pick."""
-        number, offset = divmod(self.num_draws, BLOCK)
-        self._first = number * BLOCK
-        self._picks = self._draws.block(number, pass_number=self.pass_number, among=self._among()).tolist()
-        return self._picks[offset]
 
     def _among(self) -> list[bool]:
         return [not ended for ended in self.ended] if self._stop == "all" else [True] * len(self.ended)
@@ -203,35 +219,3 @@ class Deck:
                 return done + min(int(np.flatnonzero(picks == one)[left[one]]) for one in short)
             left, number, skip, done = left - counts, number + 1, 0, done + len(picks)
         return None
-
-
-def _checked(weights: Sequence[float]) -> NDArray[np.float64]:
-    """Return the weights; PlanError unless all are finite and >= 0, and one is more."""
-    try:
-        found = [float(weight) for weight in weights]
-    except (TypeError, ValueError):
-        raise PlanError(f"weights must be numbers; got {list(weights)!r}") from None
-    if not all(math.isfinite(weight) and weight >= 0 for weight in found) or not any(found):
-        raise PlanError(f"weights must be finite numbers of at least 0, and not all 0; got {found}")
-    return np.array(found)
-
-
-def _place(value: Mapping[str, Any], seed: int, count: int) -> tuple[int, int, set[int]]:
-    if not isinstance(value, Mapping):
-        raise StateMismatch(f"a state is the dict that state_dict() gave; got {type(value).__name__}")
-    if value.get("version") != _VERSION or value.get("order") != NAME:
-        raise StateMismatch(
-            f"the state of a mix has version {_VERSION} and order {NAME!r}; got version {value.get('version')!r} and "
-            f"order {value.get('order')!r}: it is the state of something else, or of a newer Penstock"
-        )
-    for name in ("seed", "pass", "draws"):
-        if type(value.get(name)) is not int or value[name] < 0:
-            raise StateMismatch(f"damaged state: entry {name!r} must be a whole number, got {value.get(name)!r}")
-    ended = value.get("ended")
-    if not isinstance(ended, list) or not all(type(index) is int and 0 <= index < count for index in ended):
-        raise StateMismatch(f"damaged state: entry 'ended' must list indices below {count}, got {ended!r}")
-    if value["seed"] != seed:
-        raise StateMismatch(
-            f"cannot resume: seed of the state is {value['seed']}, of this mix {seed}; pass seed={value['seed']}"
-        )
-    return value["pass"], value["draws"], set(ended)

@@ -2,24 +2,25 @@
 
 Takes what `plan_epoch` takes and the sizes of rows; returns a value to print. It decides nothing: the engine works from
 `EpochPlan`, and the loader shows `warnings` once. Each warning names an option for the next fresh run, as a resumed one
-keeps the lanes of its state.
+keeps the lanes of its state. `count_reads` counts how often rows are read, over all ranks.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.plan.epoch import plan_epoch
+import numpy as np
+
+from penstock.plan.epoch import Line, LinePlan, changes, cut, in_order, lay, part_offsets, plan_epoch
 from penstock.plan.order import MAX_LANES, Cursor, Order, as_counts, typical_rows
-from penstock.plan.read_amplification import chunks_per_batch, count_reads
-from penstock.plan.shuffled import LADDER, LanePlan, choose_lanes, rows_in
+from penstock.plan.shuffled import LADDER, Grid, LanePlan, choose_lanes, rows_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.plan.epoch import EpochPlan
@@ -76,50 +77,35 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        lines = [self._rows_text(), self._order_text(), self._steps_text(), self._buffer_text(), self._reads_text()]
+        order, share, lanes, block = self.order, self.share, self.order.lanes, self.order.block
+        some = "" if self.num_left == self.num_rows else f"; {self.num_left:,} left in epoch {self.cursor.epoch}"
+        if lanes is None or block is None:
+            how = "as stored" if order.kind == "natural" else f"chunks permuted, seed {order.seed}"
+        elif lanes == 1 and block >= self.num_rows:
+            how = f"a true permutation of all rows, seed {order.seed}"
+        else:
+            plural = "lane" if lanes == 1 else "lanes"
+            how = f"rows shuffled over {lanes:,} {plural} in blocks of {block:,} rows, seed {order.seed}"
+        even, rest = self.least_steps == self.max_steps, self.num_left % share.world
+        steps = f"{self.max_steps:,}" if even else f"{self.least_steps:,} to {self.max_steps:,}"
+        ranks = "1 rank" if share.world == 1 else f"each of {share.world:,} ranks"
+        left = ""
+        if rest and share.remainder != "uneven":
+            padding = f"; rows of padding: {share.world - rest:,}"
+            left = f"; rows dropped: {rest:,}" if share.remainder == "drop" else padding
+        job, rank = bytes_text(self.job_buffer_bytes), bytes_text(self.rank_buffer_bytes)
+        readers = "by all ranks" if share.world > 1 else "by this rank"
+        lines = [
+            f"rows     {self.num_rows:,} in {self.num_chunks:,} chunks{some}",
+            f"order    {order.name}: {how}",
+            f"steps    {steps} on {ranks}: batches of {share.batch_size:,} rows{left}",
+            f"buffer   {job} for the job, at most {rank} on this rank",
+            f"reads    {self.read_factor:.3f} bytes {readers} for each byte needed",
+        ]
         if self.chunks_per_batch is not None:
             lines.append(f"mixing   a batch of this rank draws from about {self.chunks_per_batch:,.0f} chunks")
         lines.append(f"memory   at least {bytes_text(self.least_memory_bytes)} on this rank")
         return "\n  ".join(["Plan", *lines, *(f"warning  {text}" for text in self.warnings)])
-
-    def _rows_text(self) -> str:
-        text = f"rows     {self.num_rows:,} in {self.num_chunks:,} chunks"
-        return (
-            text if self.num_left == self.num_rows else f"{text}; {self.num_left:,} left in epoch {self.cursor.epoch}"
-        )
-
-    def _order_text(self) -> str:
-        lanes, block = self.order.lanes, self.order.block
-        if lanes is None or block is None:
-            how = "as stored" if self.order.kind == "natural" else f"chunks permuted, seed {self.order.seed}"
-        elif lanes == 1 and block >= self.num_rows:
-            how = f"a true permutation of all rows, seed {self.order.seed}"
-        else:
-            plural = "lane" if lanes == 1 else "lanes"
-            how = f"rows shuffled over {lanes:,} {plural} in blocks of {block:,} rows, seed {self.order.seed}"
-        return f"order    {self.order.name}: {how}"
-
-    def _steps_text(self) -> str:
-        share, even = self.share, self.least_steps == self.max_steps
-        steps = f"{self.max_steps:,}" if even else f"{self.least_steps:,} to {self.max_steps:,}"
-        ranks = "1 rank" if share.world == 1 else f"each of {share.world:,} ranks"
-        return f"steps    {steps} on {ranks}: batches of {share.batch_size:,} rows{self._rest_text()}"
-
-    def _rest_text(self) -> str:
-        rest = self.num_left % self.share.world
-        if not rest or self.share.remainder == "uneven":
-            return ""
-        if self.share.remainder == "drop":
-            return f"; rows dropped: {rest:,}"
-        return f"; rows of padding: {self.share.world - rest:,}"
-
-    def _buffer_text(self) -> str:
-        rank = bytes_text(self.rank_buffer_bytes)
-        return f"buffer   {bytes_text(self.job_buffer_bytes)} for the job, at most {rank} on this rank"
-
-    def _reads_text(self) -> str:
-        ranks = "by all ranks" if self.share.world > 1 else "by this rank"
-        return f"reads    {self.read_factor:.3f} bytes {ranks} for each byte needed"
 
 
 def make_plan(  # noqa: PLR0913 -- all that a run is made of
@@ -217,19 +203,16 @@ def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
     cure = fitting_lanes(plan, sizes)
     if cure is None or cure.factor > max(READ_FACTOR, WORTHWHILE * read_factor):
         return f"{what}, and no number of lanes helps: write more and smaller {sizes.part_noun}s, or use fewer ranks"
-    text = f"{what}: {_why(plan)}; start the run with lanes={cure.lanes}"
+    lanes, world = plan.order.lanes or 1, plan.share.world
+    why = f"{lanes} lanes cut too many chunks"
+    if lanes % world:
+        why = f"{world} ranks do not divide {lanes} lane{'s' if lanes > 1 else ''}"
+    text = f"{what}: {why}; start the run with lanes={cure.lanes}"
     if cure.shuffle_bytes > sizes.shuffle_bytes:
         text += f" and shuffle_bytes={-(-cure.shuffle_bytes // (1 << 20))} << 20"
     if cure.factor > READ_FACTOR:
         text += f", which only lowers it to {cure.factor:.2f}: the dataset has too few chunks for more"
     return text
-
-
-def _why(plan: EpochPlan) -> str:
-    lanes, world = plan.order.lanes or 1, plan.share.world
-    if lanes % world:
-        return f"{world} ranks do not divide {lanes} lane{'s' if lanes > 1 else ''}"
-    return f"{lanes} lanes cut too many chunks"
 
 
 class Cure(NamedTuple):
@@ -289,3 +272,115 @@ def _large_chunk(plan: EpochPlan, sizes: Sizes) -> str | None:
         f"a chunk of {largest:,} rows has {size:,} bytes, more than the whole shuffle buffer of "
         f"{sizes.shuffle_bytes:,}: write smaller {sizes.part_noun}s or start the run with a larger shuffle_bytes"
     )
+
+
+EXACT_STAYS = 1 << 22
+"""Above so many stays over all ranks, those of one chunk that overlap on a rank are counted as two reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAmplification:
+    """Rows of chunks read by all ranks for what is left of an epoch; padding is not counted."""
+
+    rows_read: int
+    """Rows of all chunks read, as often as they are read by any rank."""
+    rows_needed: int
+    """Rows of the chunks that are needed at all, once each."""
+
+    @property
+    def factor(self) -> float:
+        """Rows read over rows needed; 1.0 where nothing is needed."""
+        return self.rows_read / self.rows_needed if self.rows_needed else 1.0
+
+
+def count_reads(counts: NDArray[np.int64], *, order: Order, cursor: Cursor, share: Share) -> ReadAmplification:
+    """Return what all ranks read from `cursor` to the end of the epoch; about a microsecond a chunk.
+
+    A stay of a chunk on a rank is one read: memory is not hoped to keep a chunk from one end of an epoch to the other.
+    """
+    chunk, times = (_line_reads if order.is_line else _lane_reads)(counts, order, cursor, share)
+    return ReadAmplification(int((counts[chunk] * times).sum()), int(counts[np.unique(chunk)].sum()))
+
+
+def _line_reads(
+    counts: NDArray[np.int64], order: Order, cursor: Cursor, share: Share
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    plan = LinePlan(counts, order=order, cursor=cursor, share=share)
+    bounds = part_offsets(share, plan.num_left)[:-1]
+    last = np.minimum(bounds + _kept(share, plan.num_left), plan.num_left)
+    part, cell = plan.cells(bounds, last)
+    chunk = plan.line.chunks[cell]
+    opens = changes((part[:-1] != part[1:]) | (chunk[:-1] != chunk[1:]), len(chunk))
+    return chunk[opens], np.ones(len(opens), dtype=np.int64)
+
+
+def _kept(share: Share, num_left: int) -> NDArray[np.int64]:
+    """Return the items that each rank delivers."""
+    return np.array([share.kept(num_left, rank) for rank in range(share.world)], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stays:
+    """Each chunk's rows of a lane: the turns [first, last) of the lane, all ranks, in which the chunk may be needed."""
+
+    chunk: NDArray[np.int64]
+    lane: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, line: Line, grid: Grid, start: int) -> _Stays:
+        """Return the stays that are not over before position `start`."""
+        borders = grid.start(np.arange(grid.lanes + 1, dtype=np.int64))
+        lane, cell, first, last = cut(line.borders, borders[:-1], borders[1:])
+        first, _ = grid.block_span(lane, grid.block_of(lane, first - borders[lane]))
+        _, last = grid.block_span(lane, grid.block_of(lane, last - 1 - borders[lane]))
+        first = np.maximum(first, -(-(start - lane) // grid.lanes))
+        some = first < last
+        return cls(line.chunks[cell[some]], lane[some], first[some], last[some])
+
+
+def _lane_reads(
+    counts: NDArray[np.int64], order: Order, cursor: Cursor, share: Share
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return chunks and how often each is read; a chunk may be listed more than once."""
+    total, start = int(counts.sum()), cursor.position or 0
+    grid = Grid.of(total, order)
+    stays = _Stays.of(lay(counts, order=order, epoch=cursor.epoch), grid, start)
+    ranks_of_lane = share.world // gcd(grid.lanes, share.world)
+    if len(stays.chunk) * ranks_of_lane > EXACT_STAYS:
+        return stays.chunk, np.minimum(stays.last - stays.first, ranks_of_lane)
+    chunk = _merged_chunks(stays, grid, start, share)
+    return chunk, np.ones(len(chunk), dtype=np.int64)
+
+
+def _merged_chunks(stays: _Stays, grid: Grid, start: int, share: Share) -> NDArray[np.int64]:
+    """Return the chunk of every read of every rank: the union of the ranks' own visits, those that overlap made one."""
+    world, common = share.world, gcd(grid.lanes, share.world)
+    period, num_lanes = world // common, grid.lanes // common
+    times = np.minimum(stays.last - stays.first, period)
+    at = np.repeat(np.arange(len(times)), times)
+    row = stays.first[at] + np.arange(len(at)) - np.repeat(np.cumsum(times) - times, times)
+    first, rank = np.divmod(row * grid.lanes + stays.lane[at] - start, world)
+    kept = _kept(share, grid.total_rows - start)[rank]
+    turns = np.minimum((stays.last[at] - 1 - row) // period, (kept - 1 - first) // num_lanes)
+    some = first < kept
+    ids = (stays.chunk[at] * world + rank)[some]
+    names, ids = np.unique(ids, return_inverse=True)
+    last = first + turns * num_lanes + 1
+    return np.asarray(names[in_order(ids, first[some], last[some]).merged().chunk] // world)
+
+
+def chunks_per_batch(plan: LanePlan) -> float:
+    """Return how many chunks a batch in the middle of the rank's part is expected to draw from."""
+    size = plan.share.batch_size
+    lo = plan.num_items // 2 // size * size
+    lane, row, grid = *plan.places(lo, min(lo + size, plan.num_items)), plan.grid
+    begin, end = grid.block_span(lane, grid.block_of(lane, row))
+    begin, at, draws = np.unique(begin + grid.start(lane), return_index=True, return_counts=True)
+    end = (end + grid.start(lane))[at]
+    part, cell, first, last = cut(plan.line.borders, begin, end)
+    share_of_block = (last - first) / (end - begin)[part]
+    with np.errstate(divide="ignore"):  # a block within one chunk misses it never: log 0
+        missed = np.bincount(cell, weights=draws[part] * np.log1p(-share_of_block)) if len(cell) else np.zeros(0)
+    return float((1 - np.exp(missed)).sum())

@@ -26,10 +26,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.plan.epoch import EpochPlan, Visits, in_order, joined, repeated
-from penstock.plan.order import Cursor, as_counts, check_lanes, typical_rows
-from penstock.plan.permutations import BLOCKS, Words, stable_argsort, stable_argsort_part
-from penstock.plan.sequential import Line, cut, lay
+from penstock.plan.epoch import EpochPlan, Line, Visits, cut, in_order, joined, lay, repeated
+from penstock.plan.order import (
+    BLOCKS,
+    Cursor,
+    Words,
+    as_counts,
+    check_lanes,
+    stable_argsort,
+    stable_argsort_part,
+    typical_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,7 +227,10 @@ class Blocks:
         """Append the rank's rows of the block that the column's next turn lies in to the ring."""
         deal, turn = self._deal, int(self._until[column])
         row = int(deal.row[column]) + turn * deal.stride
-        block, begin, end = self._block(column, row)
+        first, size = int(self._first_block[column]), self._grid.block
+        block = 0 if row < first else (row - first) // size + 1
+        begin = first + (block - 1) * size if block else 0
+        block, begin, end = block, begin, min(first + block * size, int(self._lane_rows[column]))
         words = self._words.draw(end - begin, a=int(deal.lane[column]), b=block, kind=BLOCKS)
         wanted = (end_turn - turn) * deal.stride * FEW
         if turn == self._since[column] and row + wanted < end:
@@ -228,16 +238,7 @@ class Blocks:
             places = stable_argsort_part(words, row - begin, row - begin + wanted // FEW)[:: deal.stride]
         else:
             places = stable_argsort(words)[row - begin :: deal.stride]
-        self._append(column, turn, places + (int(self._lane_start[column]) + begin))
-
-    def _block(self, column: int, row: int) -> tuple[int, int, int]:
-        """Return the block that holds `row` of the column's lane, and the rows of the lane it spans."""
-        first, size = int(self._first_block[column]), self._grid.block
-        block = 0 if row < first else (row - first) // size + 1
-        begin = first + (block - 1) * size if block else 0
-        return block, begin, min(first + block * size, int(self._lane_rows[column]))
-
-    def _append(self, column: int, turn: int, rows: NDArray[np.int64]) -> None:
+        rows = places + (int(self._lane_start[column]) + begin)
         ring, at = self._ring[column], turn % self._length
         head = min(len(rows), self._length - at)
         ring[at : at + head] = rows[:head]
@@ -305,11 +306,6 @@ class LanePlan(EpochPlan):
     def _visits(self) -> Visits:
         item, num = np.arange(self._num_real, self.num_items, dtype=np.int64), self.num_items - self._num_real
         padding = Visits(self._padding[0], item, item + 1) if num else None
-        stays = self._stays()
-        return joined([stays, padding]) if padding else stays
-
-    def _stays(self) -> Visits:
-        """Return when the rank's own rows need which chunk: from block to block, as blocks are permuted whole."""
         grid, deal = self.grid, self.deal
         begin = grid.start(deal.lane)
         column, cell, first, last = cut(self.line.borders, begin, begin + grid.rows(deal.lane))
@@ -320,7 +316,8 @@ class LanePlan(EpochPlan):
         some = low < high
         column, low, high = column[some], low[some], high[some]
         num_lanes = len(deal.lane)
-        return in_order(self.line.chunks[cell[some]], low * num_lanes + column, (high - 1) * num_lanes + column + 1)
+        stays = in_order(self.line.chunks[cell[some]], low * num_lanes + column, (high - 1) * num_lanes + column + 1)
+        return joined([stays, padding]) if padding else stays
 
     def _turns(self, column: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many of the rank's items in that lane come before `row` of the lane."""

@@ -58,7 +58,11 @@ class State:
             raise StateMismatch(f"a state is the dict that state_dict() gave; got {type(value).__name__}{hint}")
         if _entry(value, "version", int) != VERSION:
             raise StateMismatch(f"state has version {value['version']}, this Penstock knows {VERSION}; update Penstock")
-        kind = _kind(_entry(value, "order", str))
+        name = _entry(value, "order", str)
+        kinds = {f"{kind}-1": kind for kind in get_args(Kind)}
+        if name not in kinds:
+            raise StateMismatch(f"state has order {name!r}, this Penstock knows {', '.join(kinds)}; update Penstock")
+        kind = cast("Kind", kinds[name])
         try:
             order, cursor = _place(value, kind)
         except PlanError as error:
@@ -133,24 +137,14 @@ def _entry(value: Mapping[str, Any], name: str, kind: type) -> Any:
     return found
 
 
-def _kind(name: str) -> Kind:
-    kinds = {f"{kind}-1": kind for kind in get_args(Kind)}
-    if name not in kinds:
-        raise StateMismatch(f"state has order {name!r}, this Penstock knows {', '.join(kinds)}; update Penstock")
-    return cast("Kind", kinds[name])
-
-
 def _place(value: Mapping[str, Any], kind: Kind) -> tuple[Order, Cursor]:
     seed, epoch = _entry(value, "seed", int), _entry(value, "epoch", int)
     owner = (_entry(value, "rank", int), _entry(value, "world", int)) if "rank" in value or "world" in value else None
     if kind != "lanes":
-        return Order(kind, seed), Cursor(epoch, left=_left(_entry(value, "left", list)), owner=owner)
+        left = _entry(value, "left", list)
+        for pair in left:
+            if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(type(bound) is int for bound in pair)):
+                raise StateMismatch(f"damaged state: 'left' must hold pairs of numbers, got {pair!r}")
+        return Order(kind, seed), Cursor(epoch, left=tuple((first, last) for first, last in left), owner=owner)
     order = Order(kind, seed, _entry(value, "lanes", int), _entry(value, "block", int))
     return order, Cursor(epoch, position=_entry(value, "position", int), owner=owner)
-
-
-def _left(left: list[Any]) -> tuple[tuple[int, int], ...]:
-    for pair in left:
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(type(bound) is int for bound in pair)):
-            raise StateMismatch(f"damaged state: 'left' must hold pairs of numbers, got {pair!r}")
-    return tuple((first, last) for first, last in left)

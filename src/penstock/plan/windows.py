@@ -2,14 +2,17 @@
 
 Takes timestamps in stored order. `window_starts` returns the rows at which windows of one stretch start; `WindowTable`
 holds the windows of a whole dataset, and `WindowGrouping` makes them the items that are ordered and dealt. Reads
-nothing and does not know what else the rows hold; `timestamp_gaps` compares the timestamps.
+nothing and does not know what else the rows hold. `compare` compares the timestamps of neighbours, exactly.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
+from datetime import date, timedelta
 from functools import cached_property
+from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,12 +20,139 @@ import numpy as np
 from penstock.errors import NotSorted, PlanError
 from penstock.plan.epoch import Visits, joined
 from penstock.plan.grouping import Grouping, ItemRows
-from penstock.plan.timestamp_gaps import check_threshold, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from numpy.typing import NDArray
+
+_SECOND = 10**18
+_ATTOSECONDS = {"W": 604_800 * _SECOND, "D": 86_400 * _SECOND, "h": 3_600 * _SECOND, "m": 60 * _SECOND, "s": _SECOND}
+_ATTOSECONDS |= {unit: _SECOND // 1000**n for n, unit in enumerate(("ms", "us", "ns", "ps", "fs", "as"), 1)}
+
+
+class Neighbours(NamedTuple):
+    """What is known of each pair of neighbours (rows i and i+1), and of each row."""
+
+    ordered: NDArray[np.bool_]
+    """Whether row i+1 is not before row i in time; False where either has no timestamp."""
+    close: NDArray[np.bool_]
+    """Whether their difference is at most the threshold; without meaning where they are not ordered."""
+    null: NDArray[np.bool_]
+    """Whether row i has no timestamp: masked, None, NaN or NaT."""
+
+
+def compare(timestamps: NDArray[Any], threshold: Any) -> Neighbours:
+    """Compare all neighbours of an array of whole numbers, floats, dates or objects (Decimal, date, datetime).
+
+    Differences of whole numbers never overflow; floats are subtracted in their own precision. For datetime64 and
+    timedelta64 a plain number counts units of the array's own dtype. About 30 ns a row; objects cost 1 us.
+    PlanError where timestamps have another type or a shape, or where threshold and timestamps do not go together.
+    """
+    values = np.ma.getdata(timestamps)
+    if values.ndim != 1:
+        raise PlanError(f"a timestamp must be one value a row; got an array of shape {values.shape}")
+    kinds = {"b": _whole, "i": _whole, "u": _whole, "f": _floats, "m": _dates, "M": _dates, "O": _objects}
+    if values.dtype.kind not in kinds:
+        raise PlanError(f"timestamps must be numbers, Decimals, dates or times; got {values.dtype}")
+    # Numbers of NumPy, and durations of no unit, become Python's, which compare exactly with any other.
+    if isinstance(threshold, np.timedelta64) and np.datetime_data(threshold.dtype)[0] == "generic":
+        threshold = int(threshold.astype(np.int64))
+    elif isinstance(threshold, np.generic) and not isinstance(threshold, np.timedelta64):
+        threshold = threshold.item()
+    found = kinds[values.dtype.kind](values, threshold)
+    if not isinstance(timestamps, np.ma.MaskedArray):
+        return found
+    null = found.null | np.ma.getmaskarray(timestamps)
+    return Neighbours(found.ordered & ~(null[:-1] | null[1:]), found.close, null)
+
+
+def _whole(values: NDArray[Any], threshold: Any) -> Neighbours:
+    limit = _number(threshold)
+    null = np.zeros(len(values), bool)
+    return Neighbours(values[:-1] <= values[1:], _within(values, limit), null)
+
+
+def _dates(values: NDArray[Any], threshold: Any) -> Neighbours:
+    unit, count = np.datetime_data(values.dtype)
+    plain = not isinstance(threshold, timedelta | np.timedelta64)
+    limit = threshold if plain else _duration(threshold) // (_in_attoseconds(unit) * count)
+    # Comparisons with NaT are False, so that a pair with one is not ordered.
+    return Neighbours(values[:-1] <= values[1:], _within(values.astype(np.int64), limit), np.isnat(values))
+
+
+def _floats(values: NDArray[Any], threshold: Any) -> Neighbours:
+    most = _number(threshold)
+    try:
+        near = float(most)
+    except OverflowError:
+        near = math.inf if most > 0 else -math.inf
+    limit = math.nextafter(near, -math.inf) if near > most else near
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is not close; a difference too large is infinite
+        close = np.diff(values).astype(np.float64) <= limit  # NumPy 1 would compare in the smaller precision
+    return Neighbours(values[:-1] <= values[1:], close, np.isnan(values))
+
+
+def _within(values: NDArray[Any], limit: Any) -> NDArray[np.bool_]:
+    """Return whether differences of ordered whole numbers are at most `limit`, which may be any real number."""
+    num_pairs = max(len(values) - 1, 0)
+    if limit < 0 or limit >= 2**64 - 1:
+        return np.full(num_pairs, limit >= 0)
+    # Modulo 2^64 the difference of two ordered numbers is right even where it does not fit the signed type.
+    bits = values.astype(np.int64, copy=False).view(np.uint64) if values.dtype.kind == "i" else values.astype(np.uint64)
+    close: NDArray[np.bool_] = np.diff(bits) <= np.uint64(math.floor(limit))
+    return close
+
+
+def _objects(values: NDArray[Any], threshold: Any) -> Neighbours:
+    null = np.array([v is None or v != v for v in values], bool)
+    ordered, close = np.zeros((2, max(len(values) - 1, 0)), bool)
+    limit = None
+    for i in np.flatnonzero(~(null[:-1] | null[1:])).tolist():  # no vector type: Python compares
+        now, then = values[i], values[i + 1]
+        try:
+            limit = _object_limit(now, threshold) if limit is None else limit
+            ordered[i] = now <= then
+            close[i] = ordered[i] and then - now <= limit
+        except TypeError as exc:
+            raise PlanError(
+                f"timestamps must be numbers, Decimals, dates or times of one kind; got {now!r} and {then!r} in rows "
+                f"{i} and {i + 1}"
+            ) from exc
+    return Neighbours(ordered, close, null)
+
+
+def _object_limit(value: Any, threshold: Any) -> Any:
+    if not isinstance(value, date | timedelta):
+        return _number(threshold)
+    if not isinstance(threshold, timedelta | np.timedelta64):
+        raise PlanError(
+            f"timestamps such as {value!r} need a timedelta as threshold; got {threshold!r}, which has no unit"
+        )
+    microseconds = _duration(threshold) // _ATTOSECONDS["us"]
+    longest = timedelta.max // timedelta(microseconds=1)
+    return timedelta(microseconds=max(-longest, min(microseconds, longest)))
+
+
+def _number(threshold: Any) -> Any:
+    """Return a threshold that must be a plain number; PlanError for a duration, whose unit numbers do not have."""
+    if isinstance(threshold, timedelta | np.timedelta64):
+        raise PlanError(f"timestamps are plain numbers, so that their threshold must be one; got {threshold!r}")
+    return threshold
+
+
+def _duration(threshold: timedelta | np.timedelta64) -> int:
+    """Return a duration in attoseconds, exactly."""
+    if isinstance(threshold, timedelta):
+        return threshold // timedelta(microseconds=1) * _ATTOSECONDS["us"]
+    unit, count = np.datetime_data(threshold.dtype)
+    return int(threshold.astype(np.int64)) * count * _in_attoseconds(unit)
+
+
+def _in_attoseconds(unit: str) -> int:
+    if unit not in _ATTOSECONDS:
+        raise PlanError(f"a threshold between timestamps needs a unit of weeks or less; got the unit {unit!r}")
+    return _ATTOSECONDS[unit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +177,10 @@ class WindowRule:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise PlanError(f"the {name} of windows must be a whole number of rows, at least 1; got {value!r}")
-        check_threshold(self.threshold)
+        real = isinstance(self.threshold, Number | timedelta | np.timedelta64)
+        real = real and not isinstance(self.threshold, complex | np.complexfloating)
+        if not real or self.threshold != self.threshold:
+            raise PlanError(f"the threshold between timestamps must be a number or a timedelta; got {self.threshold!r}")
 
     @property
     def step(self) -> int:
@@ -73,7 +206,13 @@ def window_starts(  # noqa: PLR0913 - the parts of a WindowRule, flat for those 
     timestamps). About 50 ns a row, and 250 with `overlap=False` or a stride.
     """
     rule = WindowRule(length, threshold, overlap, stride)
-    return _starts(_Rows(timestamps, _edges(breaks, len(timestamps)), _same_place), rule, _FRESH)
+    num_rows = len(timestamps)
+    inner = np.unique(np.asarray([] if breaks is None else breaks, np.int64))
+    if len(inner) and not 0 <= inner[0] <= inner[-1] <= num_rows:
+        raise PlanError(f"breaks must be rows in [0, {num_rows}]; got {inner[0]} to {inner[-1]}")
+    inner = inner[(inner > 0) & (inner < num_rows)]
+    edges = np.concatenate((np.zeros(1, np.int64), inner, np.array([num_rows], np.int64)))
+    return _starts(_Rows(timestamps, edges, lambda row: (None, row)), rule, _FRESH)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -249,23 +388,22 @@ class _Kept(NamedTuple):
 _FRESH = _Kept(0, None)
 
 
-def _same_place(row: int) -> tuple[int | None, int]:
-    return None, row
-
-
-def _edges(breaks: NDArray[np.int64] | None, num_rows: int) -> NDArray[np.int64]:
-    inner = np.unique(np.asarray([] if breaks is None else breaks, np.int64))
-    if len(inner) and not 0 <= inner[0] <= inner[-1] <= num_rows:
-        raise PlanError(f"breaks must be rows in [0, {num_rows}]; got {inner[0]} to {inner[-1]}")
-    inner = inner[(inner > 0) & (inner < num_rows)]
-    return np.concatenate((np.zeros(1, np.int64), inner, np.array([num_rows], np.int64)))
-
-
 def _starts(rows: _Rows, rule: WindowRule, kept: _Kept) -> NDArray[np.int64]:
     if len(rows.timestamps) < rule.length:
         return np.empty(0, np.int64)
     if rule.length == 1 and not rule.overlap:
-        return _later_rows(rows, rule, kept)
+        null = compare(rows.timestamps, rule.threshold).null
+        if null.any():
+            raise _not_sorted(rows, int(null.argmax()), null=True)
+        values, heads = np.ma.getdata(rows.timestamps), set(rows.edges[1:-1].tolist())
+        chosen, (begin, end) = [], kept
+        for row, timestamp in enumerate(values):  # a row is a window here, and each depends on the one before
+            if row in heads:
+                begin, end = row, None
+            if row >= begin and (end is None or timestamp > end):
+                chosen.append(row)
+                begin, end = row + rule.stride, timestamp
+        return np.array(chosen, np.int64)
     found = _candidates(rows, rule)
     first = kept.first
     if kept.end is not None:  # timestamps are known to be in order by now
@@ -280,18 +418,6 @@ def _candidates(rows: _Rows, rule: WindowRule) -> NDArray[np.int64]:
     num_rows, length = len(rows.timestamps), rule.length
     if length == 1:
         return np.arange(num_rows, dtype=np.int64)
-    joined = _joined(rows, rule)
-    if joined.all():
-        return np.arange(num_rows - length + 1, dtype=np.int64)
-    gaps_before = np.zeros(num_rows, np.int64)
-    np.cumsum(~joined, out=gaps_before[1:])
-    return np.flatnonzero(gaps_before[length - 1 :] == gaps_before[: num_rows - length + 1]).astype(
-        np.int64, copy=False
-    )
-
-
-def _joined(rows: _Rows, rule: WindowRule) -> NDArray[np.bool_]:
-    """Return for each pair of neighbours whether one window may hold both; NotSorted where a window would be wrong."""
     pairs = compare(rows.timestamps, rule.threshold)
     sizes = np.diff(rows.edges)
     asked = np.repeat(sizes >= rule.length, sizes)[:-1]
@@ -300,7 +426,14 @@ def _joined(rows: _Rows, rule: WindowRule) -> NDArray[np.bool_]:
     if wrong.any():
         at = int(wrong.argmax())
         raise _not_sorted(rows, at if pairs.null[at] else at + 1, null=bool(pairs.null[at : at + 2].any()))
-    return asked & pairs.close
+    joined = asked & pairs.close
+    if joined.all():
+        return np.arange(num_rows - length + 1, dtype=np.int64)
+    gaps_before = np.zeros(num_rows, np.int64)
+    np.cumsum(~joined, out=gaps_before[1:])
+    return np.flatnonzero(gaps_before[length - 1 :] == gaps_before[: num_rows - length + 1]).astype(
+        np.int64, copy=False
+    )
 
 
 def _thin_out(found: NDArray[np.int64], rows: _Rows, rule: WindowRule) -> NDArray[np.int64]:
@@ -318,22 +451,6 @@ def _thin_out(found: NDArray[np.int64], rows: _Rows, rule: WindowRule) -> NDArra
         chosen.append(at)
         at = following[at]
     return found[np.array(chosen, np.int64)]
-
-
-def _later_rows(rows: _Rows, rule: WindowRule, kept: _Kept) -> NDArray[np.int64]:
-    """Return the windows of one row that do not overlap: rows after the last kept one, which need not be in order."""
-    null = compare(rows.timestamps, rule.threshold).null
-    if null.any():
-        raise _not_sorted(rows, int(null.argmax()), null=True)
-    values, heads = np.ma.getdata(rows.timestamps), set(rows.edges[1:-1].tolist())
-    chosen, (first, end) = [], kept
-    for row, timestamp in enumerate(values):  # a row is a window here, and each depends on the one before
-        if row in heads:
-            first, end = row, None
-        if row >= first and (end is None or timestamp > end):
-            chosen.append(row)
-            first, end = row + rule.stride, timestamp
-    return np.array(chosen, np.int64)
 
 
 def _not_sorted(rows: _Rows, row: int, *, null: bool) -> NotSorted:
@@ -371,39 +488,32 @@ class _Sweep:
             if chunk in self._breaks:
                 self._tail = self._kept = None
             return
-        if self._begins_anew(chunk, timestamps):
+        if (
+            self._tail is None
+            or not self._span
+            or chunk in self._breaks
+            or not compare(_join(self._tail[-1:], timestamps[:1]), self._rule.threshold).ordered[0]
+        ):
             self._tail = self._kept = None
-        self._find(timestamps)
-        self._num_rows += len(timestamps)
-
-    def _begins_anew(self, chunk: int, timestamps: NDArray[Any]) -> bool:
-        if not self._span or chunk in self._breaks or self._tail is None:
-            return True
-        border = _join(self._tail[-1:], timestamps[:1])
-        return not compare(border, self._rule.threshold).ordered[0]
-
-    def _find(self, timestamps: NDArray[Any]) -> None:
         most = self._rule.length - 1
         carried = timestamps[:0] if self._tail is None or not most else self._tail[-most:]
         together = _join(carried, timestamps) if len(carried) else timestamps
         base = self._num_rows - len(carried)
-        rows = _Rows(together, np.array([0, len(together)], np.int64), lambda row: self._place(base + row))
-        starts = _starts(rows, self._rule, self._demand(base))
+
+        def place(row: int) -> tuple[int, int]:
+            offsets = _offsets(np.array(self.sizes, np.int64))
+            chunk = int(np.searchsorted(offsets, base + row, side="right")) - 1
+            return chunk, base + row - int(offsets[chunk])
+
+        kept = _FRESH
+        if self._kept is not None:
+            kept = _Kept(self._kept[0] + self._rule.stride - base, None if self._rule.overlap else self._kept[1])
+        starts = _starts(_Rows(together, np.array([0, len(together)], np.int64), place), self._rule, kept)
         if len(starts):
             self.runs.add(starts + base)
             self._kept = base + int(starts[-1]), together[starts[-1] + most]
         self._tail = together[-max(most, 1) :].copy()  # not a view, which would keep the chunk
-
-    def _demand(self, base: int) -> _Kept:
-        if self._kept is None:
-            return _FRESH
-        start, end = self._kept
-        return _Kept(start + self._rule.stride - base, None if self._rule.overlap else end)
-
-    def _place(self, line_row: int) -> tuple[int, int]:
-        offsets = _offsets(np.array(self.sizes, np.int64))
-        chunk = int(np.searchsorted(offsets, line_row, side="right")) - 1
-        return chunk, line_row - int(offsets[chunk])
+        self._num_rows += len(timestamps)
 
 
 class _Runs:

@@ -88,9 +88,17 @@ def flatten_structs(table_or_schema: _TableOrSchema) -> _TableOrSchema:
         return table_or_schema
     if isinstance(table_or_schema, pa.Schema):
         fields = [leaf for field in table_or_schema for leaf in _leaves(field)]
-        _check_names([field.name for field in fields])
+        names = [field.name for field in fields]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise SchemaError(
+                f"structs are read as columns named by path, and these names would stand for two columns: "
+                f"{', '.join(twice)}; rename one of them in the files, or leave it out with columns=..."
+            )
         return pa.schema(fields, metadata=table_or_schema.metadata)
-    return _flat_table(table_or_schema)
+    schema = flatten_structs(table_or_schema.schema)
+    columns = [leaf for column in table_or_schema.columns for leaf in _leaf_columns(column)]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _types(table_or_schema: pa.Schema | pa.Table) -> list[pa.DataType]:
@@ -118,21 +126,6 @@ def _leaves(field: pa.Field) -> Iterator[pa.Field]:
     for child in struct_fields(struct):
         nullable = field.nullable or child.nullable
         yield from _leaves(pa.field(f"{field.name}.{child.name}", child.type, nullable, child.metadata))
-
-
-def _check_names(names: list[str]) -> None:
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise SchemaError(
-            f"structs are read as columns named by path, and these names would stand for two columns: "
-            f"{', '.join(twice)}; rename one of them in the files, or leave it out with columns=..."
-        )
-
-
-def _flat_table(table: pa.Table) -> pa.Table:
-    schema = flatten_structs(table.schema)
-    columns = [leaf for column in table.columns for leaf in _leaf_columns(column)]
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _leaf_columns(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:

@@ -55,18 +55,13 @@ def _encode(field: UnischemaField, value: Any) -> Any:
         return field.codec.encode(field, value)
     keep = not isinstance(value, np.generic) or isinstance(value, np.datetime64 | np.timedelta64)
     cell = value if keep else value.tolist()  # dates stay: tolist() turns nanoseconds into bare integers
-    if type(cell) is int and not field.shape and not _holds(field.numpy_dtype, cell):
-        kind = dtype_text(field.numpy_dtype)
-        raise SchemaError(f"field {field.name!r}: {cell} does not fit {kind}; give the field a wider dtype")
+    dtype = field.numpy_dtype
+    if type(cell) is int and not field.shape and isinstance(dtype, type) and issubclass(dtype, np.integer):
+        limits = np.iinfo(dtype)
+        if not limits.min <= cell <= limits.max:
+            kind = dtype_text(dtype)
+            raise SchemaError(f"field {field.name!r}: {cell} does not fit {kind}; give the field a wider dtype")
     return cell
-
-
-def _holds(kind: Any, number: int) -> bool:
-    """Tell whether a dtype, where it is one of whole numbers, has this one."""
-    if not (isinstance(kind, type) and issubclass(kind, np.integer)):
-        return True
-    limits = np.iinfo(kind)
-    return bool(limits.min <= number <= limits.max)
 
 
 def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
-from penstock.codecs.scalar import spark_type_of
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType, spark_type_of
 from penstock.errors import CodecError, SchemaError, UnsupportedType
 from penstock.schema.unischema import schema_name
 
@@ -145,7 +144,10 @@ def _index(index: RowGroupIndex) -> _New:
 
 def _key(index: RowGroupIndex, value: Any) -> Any:
     if isinstance(value, np.datetime64):
-        return _datetime64(value)
+        unit, count = np.datetime_data(value.dtype)
+        state: tuple[Any, ...] = (4, "<", None, None, None, -1, -1, 0, ({}, (unit.encode(), count, 1, 1)))
+        dtype = _Call("numpy", "dtype", ("M8", False, True), state=state)
+        return _Call("numpy.core.multiarray", "scalar", (dtype, value.astype("<i8").tobytes()))
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, bool | int | float | str | bytes):
         return plain
@@ -155,13 +157,6 @@ def _key(index: RowGroupIndex, value: Any) -> Any:
         f"the index {index.name!r} of field {index.column!r} has a value of {type(value).__name__}, which Petastorm's "
         "index cannot hold; numbers, text, bytes, decimals and datetime64 can be"
     )
-
-
-def _datetime64(value: np.datetime64) -> _Call:
-    unit, count = np.datetime_data(value.dtype)
-    state: tuple[Any, ...] = (4, "<", None, None, None, -1, -1, 0, ({}, (unit.encode(), count, 1, 1)))
-    dtype = _Call("numpy", "dtype", ("M8", False, True), state=state)
-    return _Call("numpy.core.multiarray", "scalar", (dtype, value.astype("<i8").tobytes()))
 
 
 # -- opcodes -------------------------------------------------------------------------------------------------------
@@ -217,7 +212,15 @@ def _opcodes(value: Any, memo: dict[int, int]) -> bytes:
     if isinstance(value, set):
         listed = b"](" + b"".join(_opcodes(item, memo) for item in sorted(value)) + b"e"
         return _opcodes(_Name("builtins", "set"), memo) + listed + b"\x85R"
-    return _constant(value)
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    if isinstance(value, int):
+        packed = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        return b"\x8a" + bytes([len(packed)]) + packed  # Python's LONG1: up to 255 bytes, far beyond any column
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    code, data = (b"X", value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else (b"B", bytes(value))
+    return code + struct.pack("<I", len(data)) + data
 
 
 def _new(value: _New, memo: dict[int, int]) -> bytes:
@@ -232,15 +235,3 @@ def _new(value: _New, memo: dict[int, int]) -> bytes:
 
 def _items(items: Mapping[Any, Any], memo: dict[int, int]) -> bytes:
     return b"(" + b"".join(_opcodes(k, memo) + _opcodes(v, memo) for k, v in items.items()) + b"u"
-
-
-def _constant(value: Any) -> bytes:
-    if value is None or isinstance(value, bool):
-        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
-    if isinstance(value, int):
-        packed = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-        return b"\x8a" + bytes([len(packed)]) + packed  # Python's LONG1: up to 255 bytes, far beyond any column
-    if isinstance(value, float):
-        return b"G" + struct.pack(">d", value)
-    code, data = (b"X", value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else (b"B", bytes(value))
-    return code + struct.pack("<I", len(data)) + data

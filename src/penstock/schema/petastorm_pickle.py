@@ -23,7 +23,7 @@ from penstock.codecs import (
     ScalarCodec,
 )
 from penstock.codecs.registry import codec_from_state
-from penstock.codecs.sparktypes import SparkType
+from penstock.codecs.scalar import SparkType
 from penstock.errors import CodecError, MetadataError, SchemaError
 from penstock.schema.safe_pickle import Made, Name, PickleLimits, SafeReader, checked_key
 from penstock.schema.unischema import Unischema, UnischemaField
@@ -169,11 +169,9 @@ def _new(what: Name, args: tuple[Any, ...]) -> Any:
 def _reconstruct(cls: Any = None, base: Any = None, value: Any = None) -> Any:
     if not isinstance(cls, Name) or base not in (_OBJECT, _TUPLE):
         raise MetadataError(f"the dataset's metadata rebuilds a {_kind(cls)}, which is not allowed")
-    if base == _OBJECT:
-        return _new(cls, ())
-    if not isinstance(value, tuple):
+    if base == _TUPLE and not isinstance(value, tuple):
         raise MetadataError(f"the dataset's metadata rebuilds a tuple from {_kind(value)}")
-    return _new(cls, value)
+    return _new(cls, () if base == _OBJECT else value)
 
 
 def _restore(name: Any = None, parts: Any = None, values: Any = None) -> Any:
@@ -216,10 +214,6 @@ def _scalar(dtype: Any = None, data: Any = b"") -> Any:
     return np.frombuffer(raw, kind)[0]
 
 
-def _call_dtype(code: Any = None, *_: Any) -> Made:
-    return Made(_DTYPE.module, _DTYPE.name, (code,))
-
-
 def _dtype(made: Any) -> np.dtype[Any] | None:
     """Return the dtype that `numpy.dtype(code)` and its state describe; None if it is not one of plain scalars."""
     if not (isinstance(made, Made) and Name(made.module, made.name) == _DTYPE and len(made.args) == 1):
@@ -253,7 +247,7 @@ def _decimal(text: Any = None) -> Decimal:
 
 
 _CALLS: dict[Name, Any] = {
-    _DTYPE: _call_dtype,
+    _DTYPE: lambda code=None, *_: Made(_DTYPE.module, _DTYPE.name, (code,)),
     _DECIMAL: _decimal,
     _RECONSTRUCTOR: _reconstruct,
     _RESTORE: _restore,
@@ -270,28 +264,18 @@ def _field(made: Any, left: Iterator[int]) -> UnischemaField:
     name, numpy_dtype, shape, codec, nullable = made.args
     if not isinstance(name, str) or not isinstance(nullable, bool | int):
         raise MetadataError(f"Petastorm's stored schema has a field named {_kind(name)}")
-    return UnischemaField(name, _field_dtype(name, numpy_dtype), _shape(shape), _codec(codec, left), bool(nullable))
-
-
-def _field_dtype(name: str, made: Any) -> Any:
-    if made is None or (isinstance(made, type) and issubclass(made, np.generic)):
-        return made
-    if made == _DECIMAL:
-        return Decimal
-    dtype = _dtype(made)
-    if dtype is None:
-        raise MetadataError(f"Petastorm's stored schema: field {name!r} has {_kind(made)} for a dtype")
-    return dtype
-
-
-def _shape(made: Any) -> tuple[int | None, ...]:
-    if not isinstance(made, tuple | list) or len(made) > _MAX_DIMS or not all(_is_size(n) for n in made):
-        raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a shape")
-    return tuple(made)
-
-
-def _is_size(made: Any) -> bool:
-    return made is None or (isinstance(made, int) and 0 <= made < 1 << 63)
+    if (
+        not isinstance(shape, tuple | list)
+        or len(shape) > _MAX_DIMS
+        or not all((n is None or (isinstance(n, int) and 0 <= n < 1 << 63)) for n in shape)
+    ):
+        raise MetadataError(f"Petastorm's stored schema has {_kind(shape)} for a shape")
+    dtype: Any = Decimal if numpy_dtype == _DECIMAL else numpy_dtype
+    if dtype is not None and not (isinstance(dtype, type) and (dtype is Decimal or issubclass(dtype, np.generic))):
+        dtype = _dtype(numpy_dtype)
+        if dtype is None:
+            raise MetadataError(f"Petastorm's stored schema: field {name!r} has {_kind(numpy_dtype)} for a dtype")
+    return UnischemaField(name, dtype, tuple(shape), _codec(codec, left), bool(nullable))
 
 
 def _codec(made: Any, left: Iterator[int]) -> DataframeColumnCodec | None:
@@ -301,19 +285,16 @@ def _codec(made: Any, left: Iterator[int]) -> DataframeColumnCodec | None:
         raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a codec")
     state = made.state if isinstance(made.state, dict) else {}
     if Name(made.module, made.name) in _CODECS:
-        return _own_codec(made.name, state)
-    return codec_from_state(made.module, made.name, _plain_state(state, left))
-
-
-def _own_codec(name: str, state: dict[str, Any]) -> DataframeColumnCodec:
-    if name == "ScalarCodec":
-        return ScalarCodec(_spark_type(state.get("_spark_type")))
-    if name == "CompressedImageCodec":
-        kind, quality = state.get("_image_codec", ".png"), state.get("_quality", 80)
-        if not isinstance(kind, str) or not isinstance(quality, int):
-            raise MetadataError("Petastorm's stored schema has a damaged CompressedImageCodec")
-        return CompressedImageCodec(kind, quality)
-    return NdarrayCodec() if name == "NdarrayCodec" else CompressedNdarrayCodec()
+        if made.name == "ScalarCodec":
+            return ScalarCodec(_spark_type(state.get("_spark_type")))
+        if made.name == "CompressedImageCodec":
+            kind, quality = state.get("_image_codec", ".png"), state.get("_quality", 80)
+            if not isinstance(kind, str) or not isinstance(quality, int):
+                raise MetadataError("Petastorm's stored schema has a damaged CompressedImageCodec")
+            return CompressedImageCodec(kind, quality)
+        return NdarrayCodec() if made.name == "NdarrayCodec" else CompressedNdarrayCodec()
+    # Our own values stand for the inert ones; what is neither stays out of reach.
+    return codec_from_state(made.module, made.name, {str(key): _plain(value, left) for key, value in state.items()})
 
 
 def _spark_type(made: Any) -> SparkType | None:
@@ -324,19 +305,13 @@ def _spark_type(made: Any) -> SparkType | None:
     if not isinstance(made, Made) or Name(made.module, made.name) not in _SPARK or not isinstance(made.state, dict):
         raise MetadataError(f"Petastorm's stored schema has {_kind(made)} for a Spark type")
     if made.name == "DecimalType":
-        return _decimal_type(made.state.get("precision", 10), made.state.get("scale", 0))
+        precision, scale = made.state.get("precision", 10), made.state.get("scale", 0)
+        if not (
+            isinstance(precision, int) and isinstance(scale, int) and 1 <= precision <= 38 and 0 <= scale <= precision
+        ):
+            raise MetadataError("Petastorm's stored schema has a DecimalType that Spark does not have")
+        return SparkType("DecimalType", precision, scale)
     return SparkType(made.name, element=_spark_type(made.state.get("elementType")))
-
-
-def _decimal_type(precision: Any, scale: Any) -> SparkType:
-    if not (isinstance(precision, int) and isinstance(scale, int) and 1 <= precision <= 38 and 0 <= scale <= precision):
-        raise MetadataError("Petastorm's stored schema has a DecimalType that Spark does not have")
-    return SparkType("DecimalType", precision, scale)
-
-
-def _plain_state(state: dict[str, Any], left: Iterator[int]) -> dict[str, Any]:
-    """Return a user codec's state with our own values for the inert ones; what is neither stays out of reach."""
-    return {str(key): _plain(value, left) for key, value in state.items()}
 
 
 def _plain(value: Any, left: Iterator[int]) -> Any:
@@ -360,13 +335,10 @@ def _index(made: Any) -> RowGroupIndex:
     if sum(len(g) for g in groups if isinstance(g, set)) > _MAX_ORDINALS:  # one set may stand for many values
         raise MetadataError(f"Petastorm's stored index has more than {_MAX_ORDINALS} row groups for its values")
     groups = list({id(g): g for g in groups}.values())
-    if not isinstance(name, str) or not isinstance(column, str) or not all(_are_ordinals(g) for g in groups):
+    ordinals = all(isinstance(g, set) and all(isinstance(one, int | np.integer) for one in g) for g in groups)
+    if not isinstance(name, str) or not isinstance(column, str) or not ordinals:
         raise MetadataError("Petastorm's stored index is damaged: an indexer without name, column or row groups")
     return RowGroupIndex(name, column, held)
-
-
-def _are_ordinals(groups: Any) -> bool:
-    return isinstance(groups, set) and all(isinstance(g, int | np.integer) for g in groups)
 
 
 def _kind(value: Any) -> str:

@@ -85,7 +85,16 @@ class SafeReader:
         try:
             while (opcode := self._take(1)) != b".":
                 self._spend(_CONTAINER_STEPS if opcode in _CONTAINERS else 1)
-                self._step(opcode)
+                if opcode in _CONSTANTS:
+                    self._stack.append(_CONSTANTS[opcode])
+                elif opcode in _PUSH:
+                    self._stack.append(_PUSH[opcode](self))
+                elif opcode in _DO:
+                    _DO[opcode](self)
+                else:
+                    raise MetadataError(
+                        f"the pickle uses opcode {opcode!r} at byte {self._at - 1}, which is not allowed"
+                    )
             return self._pop()
         except MetadataError:
             raise
@@ -96,16 +105,6 @@ class SafeReader:
         self._left -= num_steps
         if self._left < 0:
             raise MetadataError(f"a pickle of more than {self._limits.num_steps} steps is not read")
-
-    def _step(self, opcode: bytes) -> None:
-        if opcode in _CONSTANTS:
-            self._stack.append(_CONSTANTS[opcode])
-        elif opcode in _PUSH:
-            self._stack.append(_PUSH[opcode](self))
-        elif opcode in _DO:
-            _DO[opcode](self)
-        else:
-            raise MetadataError(f"the pickle uses opcode {opcode!r} at byte {self._at - 1}, which is not allowed")
 
     def _take(self, size: int) -> bytes:
         taken = self._data[self._at : self._at + size]

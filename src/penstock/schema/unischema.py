@@ -59,7 +59,15 @@ class UnischemaField(_FieldTuple):
         if not isinstance(name, str) or not name:
             raise SchemaError(f"a field's name must be a non-empty str, got {name!r}")
         kind = scalar_class(name, numpy_dtype)
-        made = super().__new__(cls, name, kind, _shape(name, shape), codec, bool(nullable))
+        if not isinstance(shape, tuple | list):
+            raise SchemaError(f"field {name!r} needs a tuple as its shape, () for a scalar; got {shape!r}")
+        if any(n is not None and (not isinstance(n, int | np.integer) or n < 0) for n in shape):
+            raise SchemaError(
+                f"field {name!r}: sizes are whole numbers, or None for a free dimension; got {tuple(shape)}"
+            )
+        made = super().__new__(
+            cls, name, kind, tuple(None if n is None else int(n) for n in shape), codec, bool(nullable)
+        )
         if kind is np.datetime64 or kind is np.timedelta64:
             unit, count = np.datetime_data(np.dtype(numpy_dtype))
             if unit != "generic":
@@ -115,18 +123,16 @@ class Unischema:
             twice = sorted({f.name for f in listed if sum(g.name == f.name for g in listed) > 1})
             raise SchemaError(f"schema {name!r} has fields of the same name: {', '.join(twice)}")
         for field in listed:
-            self._add_attribute(field)
-
-    def _add_attribute(self, field: UnischemaField) -> None:
-        if field.name in self.__dict__ or hasattr(type(self), field.name):  # not hasattr(self): a miss builds an error
-            warnings.warn(
-                f"Can not create dynamic property {field.name!r} of schema {self._name!r}, which has an attribute of "
-                f"that name; use schema.fields[{field.name!r}]",
-                UserWarning,
-                stacklevel=3,
-            )
-        else:
-            setattr(self, field.name, field)
+            # Not hasattr(self): a miss builds an error.
+            if field.name in self.__dict__ or hasattr(type(self), field.name):
+                warnings.warn(
+                    f"Can not create dynamic property {field.name!r} of schema {self._name!r}, which has an attribute "
+                    f"of that name; use schema.fields[{field.name!r}]",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            else:
+                setattr(self, field.name, field)
 
     @property
     def fields(self) -> OrderedDict[str, UnischemaField]:
@@ -159,17 +165,14 @@ class Unischema:
             raise SchemaError(
                 f"a view's elements must be either a string (regular expression) or a UnischemaField, got {odd[0]!r}"
             )
-        names = [self._own(f).name for f in wanted if isinstance(f, tuple)]
+        names = [f[0] for f in wanted if isinstance(f, tuple)]
+        if foreign := [name for name in names if name not in self._fields]:
+            raise ColumnNotFound(
+                f"field {foreign[0]!r} does not belong to the schema {self._name!r}; "
+                f"{close_names(str(foreign[0]), self._fields)}"
+            )
         names += [f.name for f in match_unischema_fields(self, [f for f in wanted if isinstance(f, str)])]
         return Unischema(f"{self._name}_view", [self._fields[n] for n in dict.fromkeys(names)])
-
-    def _own(self, field: Any) -> UnischemaField:
-        if field[0] not in self._fields:
-            raise ColumnNotFound(
-                f"field {field[0]!r} does not belong to the schema {self._name!r}; "
-                f"{close_names(str(field[0]), self._fields)}"
-            )
-        return self._fields[field[0]]
 
     def make_namedtuple(self, **kargs: Any) -> Any:
         """Return one row as a named tuple of this schema's fields; TypeError where names are missing or too many."""
@@ -236,14 +239,6 @@ def match_unischema_fields(schema: Unischema, field_regex: Iterable[str] | None)
             stacklevel=2,
         )
     return full
-
-
-def _shape(name: str, shape: Any) -> tuple[int | None, ...]:
-    if not isinstance(shape, tuple | list):
-        raise SchemaError(f"field {name!r} needs a tuple as its shape, () for a scalar; got {shape!r}")
-    if any(n is not None and (not isinstance(n, int | np.integer) or n < 0) for n in shape):
-        raise SchemaError(f"field {name!r}: sizes are whole numbers, or None for a free dimension; got {tuple(shape)}")
-    return tuple(None if n is None else int(n) for n in shape)
 
 
 def dtype_text(numpy_dtype: Any) -> str:

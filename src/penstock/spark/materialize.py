@@ -26,7 +26,7 @@ from penstock.dataset.common_metadata import COMMON_METADATA, read_common_metada
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.store_schema import store_schema
 from penstock.dataset.write_markers import MARKER, note_path, read_json, this_process
-from penstock.engine.columns import columns_of
+from penstock.engine.inputs import columns_of
 from penstock.errors import DatasetNotFound, PenstockError, PlanError, SchemaError
 from penstock.schema.stored import find_schema
 from penstock.schema.unischema import Unischema

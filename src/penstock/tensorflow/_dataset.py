@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from penstock.engine.proxy import LoaderProxy
+from penstock.engine.base_loader import LoaderProxy
 from penstock.errors import LoaderClosed, PenstockWarning, TransformError
 from penstock.tensorflow._exit import exiting, watch
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from penstock.codecs.arrow_fixed import fill_value
 from penstock.codecs.arrow_kinds import Fixed, form_of, natural_kind
-from penstock.codecs.narrowing import keeps
+from penstock.codecs.row_values import keeps
 from penstock.errors import PlanError, SchemaError, TransformError, UnsupportedType
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from penstock.engine.columns import Column
+    from penstock.engine.inputs import Column
     from penstock.engine.padding import Padding
     from penstock.schema import UnischemaField
 

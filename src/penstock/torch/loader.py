@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from penstock.api import dataset_and_options, load, loader_for
-from penstock.engine.base_loader import BaseLoader
+from penstock.engine.base_loader import BaseLoader, LoaderProxy
 from penstock.engine.prefetch import Prefetched
-from penstock.engine.proxy import LoaderProxy
 from penstock.errors import PlanError
 from penstock.options import FrameworkKeywords, show_keywords
 from penstock.torch.device import DeviceTransform, check_device, map_tensors, mover_for

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.engine.base_loader import LoaderProxy
 from penstock.engine.delivery import ENDED, Delivery, Wrapping
-from penstock.engine.proxy import LoaderProxy
 from penstock.errors import LoaderClosed
 from penstock.petastorm._row_feed import CutBatch, ReaderFeed, arrange, cut
 from penstock.petastorm._tf_values import column_of

@@ -1,6 +1,6 @@
 """Parse the command line, run one command, turn errors into one line.
 
-Commands are imported only when they run, so `--help` and mistakes are answered at once. Nothing here opens a dataset.
+The commands are imported only when one runs, so `--help` and mistakes are answered at once. Opens no dataset.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; `arguments` defaults to those of the process."""
     options = _parser().parse_args(_current(sys.argv[1:] if arguments is None else arguments))
     try:
+        from penstock.cli.commands import run
+
         with warnings.catch_warnings():
             warnings.simplefilter("default", PenstockWarning)
             warnings.showwarning = _show_warning
-            text, status = _run(options)
+            text, status = run(options)
             print(printable(text, lines=True), flush=True)
             return status
     except BrokenPipeError:  # `penstock head URL | head -1`
@@ -71,41 +73,6 @@ def size(text: str) -> int:
         return int(float(number) * 1024 ** _UNITS[unit])
     except (ValueError, KeyError):
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M, 1GiB or a number of bytes") from None
-
-
-def _run(options: argparse.Namespace) -> tuple[str, int]:
-    """Return what a command prints and its exit status."""
-    if options.command == "info":
-        from penstock.cli.info import info
-
-        return info(_open(options)), 0
-    if options.command == "head":
-        from penstock.cli.head import head
-
-        return head(_open(options), options.rows), 0
-    if options.command == "doctor":
-        from penstock.cli.doctor import doctor
-
-        return doctor(options)
-    if options.command == "rewrite":
-        from penstock.cli.rewrite import rewrite
-
-        return rewrite(options), 0
-    if options.command == "bench":
-        from penstock.cli.bench import bench
-
-        return bench(_open(options), options), 0
-    from penstock.cli.plan import plan
-
-    return plan(_open(options), options), 0
-
-
-def _open(options: argparse.Namespace) -> Any:
-    import penstock
-
-    storage = dict(options.storage_option) or None
-    sources = options.url if len(options.url) > 1 else options.url[0]
-    return penstock.open(sources, columns=options.columns, storage_options=storage)
 
 
 def _parser() -> argparse.ArgumentParser:

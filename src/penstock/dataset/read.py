@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.dataset.catalog import DataFile
     from penstock.dataset.expand import MemoryLimit, Unknown
     from penstock.dataset.footers import Footer, Seen
-    from penstock.storage.ranges import Range
+    from penstock.storage.store import Range
 
 CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15
 """Whether this pyarrow can verify page checksums."""

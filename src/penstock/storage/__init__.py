@@ -6,7 +6,7 @@ knows Parquet.
 """
 
 from penstock.storage.filesystem import is_hidden, list_files, resolve, to_arrow_filesystem, walk
-from penstock.storage.glob import expand_glob, has_magic
+from penstock.storage.filesystem import expand_glob, has_magic
 
 __all__ = [
     "expand_glob",

@@ -15,7 +15,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.storage.ranges import Range
+    from penstock.storage.store import Range
 
     Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
 

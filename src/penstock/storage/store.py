@@ -9,7 +9,6 @@ All methods may be called from several threads. Their errors are of three kinds:
 """
 
 from __future__ import annotations
-
 import contextlib
 import errno
 import inspect
@@ -19,20 +18,17 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
-
 import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
-
 from penstock.errors import FileChanged
 from penstock.halt import inherited
 from penstock.storage.faults import attempt, fault_of
 from penstock.storage.filesystem import url_of, walk
-from penstock.storage.ranges import coalesce
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from penstock.storage.ranges import Range
+    from collections.abc import Sequence
 
     Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
     FileSystem = Any
@@ -340,3 +336,39 @@ def _split(start: int, stop: int, *, whole: bool) -> list[Range]:
 
 def _joined(parts: list[Buffer]) -> Buffer:
     return parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
+
+
+Range = tuple[int, int]
+"""Start and stop, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One read, and which of the ranges asked for lie in it."""
+
+    start: int
+    stop: int
+    members: tuple[int, ...]
+    """Indices of the ranges, by their place in the file."""
+
+
+def coalesce(ranges: Sequence[Range], *, max_gap_bytes: int, max_fetch_bytes: int) -> list[Fetch]:
+    """Return the reads that cover all ranges, in the order of the file; every range lies in exactly one.
+
+    Ranges at most `max_gap_bytes` apart (or overlapping) are read together, unless that makes a read of more than
+    `max_fetch_bytes`; a range that is larger by itself stays whole.
+
+    >>> coalesce([(10, 20), (0, 10), (90, 99)], max_gap_bytes=5, max_fetch_bytes=100)
+    [Fetch(start=0, stop=20, members=(1, 0)), Fetch(start=90, stop=99, members=(2,))]
+    """
+    found: list[Fetch] = []
+    for index in sorted(range(len(ranges)), key=ranges.__getitem__):
+        start, stop = ranges[index]
+        last = found[-1] if found else None
+        if last is not None and start - last.stop <= max_gap_bytes:
+            end = max(stop, last.stop)
+            if end - last.start <= max_fetch_bytes:
+                found[-1] = Fetch(last.start, end, (*last.members, index))
+                continue
+        found.append(Fetch(start, stop, (index,)))
+    return found

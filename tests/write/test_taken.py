@@ -17,7 +17,7 @@ from penstock.codecs import (
     ScalarCodec,
 )
 from penstock.schema.unischema import Unischema, UnischemaField
-from penstock.write.defensive_copy import own
+from penstock.write.copies import own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

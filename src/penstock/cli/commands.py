@@ -42,12 +42,12 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
     if options.command == "rewrite":
         return _rewrite(source, storage, options), 0
     commands: dict[str, Callable[[Dataset, argparse.Namespace], str]]
-    commands = {"info": _info, "head": _head, "plan": _plan, "bench": _bench}
+    commands = {"info": _overview, "head": _head, "plan": _plan, "bench": _bench}
     dataset = penstock.open(source, columns=options.columns, storage_options=storage)
     return commands[options.command](dataset, options), 0
 
 
-def _info(dataset: Dataset, _: argparse.Namespace) -> str:
+def _overview(dataset: Dataset, _: argparse.Namespace) -> str:
     """Return schema table, rows, files, row groups, sizes, partitions and one line of advice on row-group size."""
     lines = [
         _table(["column", "type", "shape", "null", "codec"], schema_rows(dataset)),

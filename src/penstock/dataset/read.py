@@ -23,7 +23,7 @@ from penstock.dataset.sizes import leaf_paths
 from penstock.errors import BadFile, FileChanged, StoreError
 from penstock.schema.arrow import flatten_structs
 from penstock.storage.faults import attempt
-from penstock.storage.range_file import open_ranges
+from penstock.storage.store import open_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

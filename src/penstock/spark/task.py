@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from penstock.dataset.write_markers import read_json
 from penstock.errors import DatasetIncomplete, SchemaError, TransformError
-from penstock.spark.arrays import slices, with_cells
-from penstock.spark.rows import encoded_rows
+from penstock.spark.arrays import encoded_rows, slices, with_cells
 from penstock.storage import resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, sync_file
 from penstock.write.files import FileWriter

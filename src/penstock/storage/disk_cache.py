@@ -1,7 +1,7 @@
 """Keep byte ranges on a disk, for all processes of a machine and for the next run.
 
-Made by `penstock.open(cache=...)`; `dataset` reads through it. Entries are files (`cache_files`), their total is kept
-in one shared number (`usage_counter`). It does not know what the bytes mean, and never deletes a file it did not write.
+Made by `penstock.open(cache=...)`; `dataset` reads through it. Entries are files, and their total is kept in one shared
+number (both in `cache_files`). It does not know what the bytes mean, and never deletes a file it did not write.
 
 Special cases:
 - several processes store the same key: all write, the last one stays; readers see one complete entry or the other.
@@ -36,6 +36,8 @@ from penstock.storage.cache_files import (
     USAGE,
     BadEntry,
     CacheEntry,
+    LockedUsage,
+    UsageCounter,
     check_folder,
     cost_of,
     entries,
@@ -49,7 +51,6 @@ from penstock.storage.cache_files import (
     write_entry,
 )
 from penstock.storage.publish import publish_file
-from penstock.storage.usage_counter import LockedUsage, UsageCounter
 
 if TYPE_CHECKING:
     Buffer = Any

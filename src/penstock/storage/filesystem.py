@@ -1,11 +1,14 @@
-"""Turn a path or URL into a `pyarrow.fs` filesystem with a path on it, and list what lies below a folder.
+"""Turn a path or URL into a `pyarrow.fs` filesystem with a path on it, and list what lies below a folder or matches a
+pattern.
 
 Takes what the user wrote; gives filesystem objects, paths with forward slashes, and listings in one order everywhere.
 It opens no data files, keeps no connection pool of its own and knows nothing of Parquet.
 """
 
 from __future__ import annotations
+
 import difflib
+import fnmatch
 import os
 import posixpath
 import re
@@ -15,16 +18,14 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
+
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
+
 from penstock.errors import BadFile, DatasetNotFound, PenstockError, PenstockWarning, StoreUnavailable
 from penstock.storage.faults import attempt, fault_of, store_error
-import fnmatch
-from typing import TYPE_CHECKING, Any
-from pyarrow.fs import FileType, LocalFileSystem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from collections.abc import Iterator
 
     FileSystem = Any
 

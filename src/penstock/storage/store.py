@@ -2,33 +2,37 @@
 
 `dataset` reads through a store and never through a filesystem, so that merging near ranges, splitting long ones,
 requests in parallel and repeated attempts are in one place. A store knows paths, byte ranges and versions, and nothing
-of Parquet or caches. Stores may wrap stores.
+of Parquet or caches. Stores may wrap stores. `coalesce` says which reads to make for several ranges of a file, and
+`open_ranges` makes a file for pyarrow's readers of ranges that are in memory already.
 
 All methods may be called from several threads. Their errors are of three kinds: `StoreUnavailable` and `StoreRefused`
 (see `faults`), and FileNotFoundError or `FileChanged` for what is gone or is another file than before.
 """
 
 from __future__ import annotations
+
+import bisect
 import contextlib
 import errno
 import inspect
+import io
 import itertools
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
 import pyarrow as pa
 from pyarrow.fs import FileType, LocalFileSystem
+
 from penstock.errors import FileChanged
 from penstock.halt import inherited
 from penstock.storage.faults import attempt, fault_of
 from penstock.storage.filesystem import url_of, walk
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
     FileSystem = Any
@@ -372,3 +376,55 @@ def coalesce(ranges: Sequence[Range], *, max_gap_bytes: int, max_fetch_bytes: in
                 continue
         found.append(Fetch(start, stop, (index,)))
     return found
+
+
+def open_ranges(held: Mapping[int, Buffer], size: int, fetch: Callable[[Range], Buffer]) -> pa.PythonFile:
+    """Return a file of `size` bytes to be read by one thread and closed.
+
+    `held` has ranges by their start. Each is handed over once, without a copy, and forgotten: pyarrow reads a column
+    chunk once. `fetch` returns other ranges.
+    """
+    return pa.PythonFile(_RangeFile(dict(held), size, fetch), mode="r")
+
+
+class _RangeFile(io.RawIOBase):
+    def __init__(self, held: dict[int, Buffer], size: int, fetch: Callable[[Range], Buffer]) -> None:
+        super().__init__()
+        self._held, self._size, self._fetch = held, size, fetch
+        self._starts = sorted(held)
+        self._position = 0
+
+    def read(self, size: int | None = -1) -> Any:
+        start = self._position
+        stop = self._size if size is None or size < 0 else min(start + size, self._size)
+        self._position = max(start, stop)
+        return self._take(start, stop) if stop > start else b""
+
+    def _take(self, start: int, stop: int) -> Buffer:
+        whole = self._held.get(start)
+        if whole is not None and whole.size == stop - start:
+            return self._held.pop(start)
+        near = bisect.bisect_right(self._starts, start) - 1
+        if near >= 0:
+            first = self._starts[near]
+            data = self._held.get(first)
+            if data is not None and stop <= first + data.size:
+                return data.slice(start - first, stop - start)
+        return self._fetch((start, stop))
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        self._position = {0: 0, 1: self._position, 2: self._size}[whence] + position
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._held.clear()
+        super().close()

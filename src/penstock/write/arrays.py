@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import scalar_dtype
-from penstock.write.buffer_pool import BufferPool
+from penstock.write.copies import BufferPool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

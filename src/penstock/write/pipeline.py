@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from penstock.write.encode_task import EncodeTask
+    from penstock.write.options import EncodeTask
 
 AHEAD_BYTES = 256 << 20
 """Most bytes of rows that are being encoded or wait for the disk, however many cores there are."""

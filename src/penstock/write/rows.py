@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import SchemaError
-from penstock.write import encode_task
-from penstock.write.buffer_pool import BufferPool
 from penstock.write.cells import (
     EncodedCell,
     array_of,
@@ -29,8 +27,8 @@ from penstock.write.cells import (
     plain_types,
     refuse_names,
 )
-from penstock.write.defensive_copy import FIXED, own
-from penstock.write.encode_task import EncodeTask
+from penstock.write.copies import FIXED, BufferPool, own
+from penstock.write.options import BATCH_BYTES, BATCH_ROWS, EncodeTask
 from penstock.write.tables import checked
 
 if TYPE_CHECKING:
@@ -49,9 +47,9 @@ class Hands:
     """Whether the other threads are busy: then the caller encodes as well, which saves a copy."""
     copy: bool
     """Whether values may change after the row was taken, so that waiting ones must be copies."""
-    batch_rows: int = encode_task.BATCH_ROWS
+    batch_rows: int = BATCH_ROWS
     """Rows after which a batch is closed."""
-    batch_bytes: int = encode_task.BATCH_BYTES
+    batch_bytes: int = BATCH_BYTES
     """Bytes of values after which a batch is closed."""
     spares: BufferPool = dataclasses.field(default_factory=BufferPool)
     """Where the memory of copies goes after they are encoded."""

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.schema.unischema import Unischema
-    from penstock.write.encode_task import EncodeTask
     from penstock.write.layout import StorageLayout
+    from penstock.write.options import EncodeTask
 
 
 class Writer:

@@ -1,13 +1,17 @@
-"""A pool of large memory blocks that are reused.
+"""Copy values that wait for their batch, so that the caller may change them; large copies into memory that is reused.
 
-An image is copied when its row is taken and needed until it is encoded, a moment later in another thread; encoded cells
-lie end to end until their row group is written. Fresh memory of the system costs four times as much as the copy (a page
-fault every 4 KiB: 138 us for 256x256 colours, against 33), so blocks come back here. Thread-safe; keeps a bounded
-number of bytes.
+`own` copies what is mutable and returns what is not, at the cost of one look at its type. `BufferPool`: an image is
+copied when its row is taken and needed until it is encoded, a moment later in another thread; encoded cells lie end to
+end until their row group is written. Fresh memory of the system costs four times as much as the copy (a page fault
+every 4 KiB: 138 us for 256x256 colours, against 33), so blocks come back here. Thread-safe; keeps a bounded number of
+bytes.
 """
 
 from __future__ import annotations
 
+import copy
+import datetime
+import decimal
 import threading
 import weakref
 from collections import defaultdict
@@ -71,3 +75,41 @@ class BufferPool:
             memory = getattr(copied, "base", None)
             if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.nbytes % _CLASS_BYTES == 0:
                 self._put(memory)
+
+
+FIXED: frozenset[type] = frozenset(
+    [
+        *(type(None), bool, int, float, complex, str, bytes, range, decimal.Decimal),
+        *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
+    ]
+)
+"""Immutable types; those of NumPy scalars are recognised by their base class."""
+
+
+def own(value: Any) -> Any:
+    """Return a value that nobody else can change: the same object if it is immutable, else a deep copy.
+
+    >>> rows = [[1, 2], [3]]
+    >>> mine = own(rows)
+    >>> rows[0].append(9)
+    >>> mine
+    [[1, 2], [3]]
+    """
+    if is_fixed(value):
+        return value
+    if isinstance(value, np.ndarray):
+        return copy.deepcopy(value) if value.dtype.hasobject else value.copy(order="K")
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if type(value) in (list, tuple):
+        if set(map(type, value)) <= FIXED:
+            return value[:]
+        return type(value)([own(one) for one in value])
+    if type(value) is dict:
+        return {key: own(one) for key, one in value.items()}
+    return value if type(value).__module__.startswith("pyarrow") else copy.deepcopy(value)
+
+
+def is_fixed(value: Any) -> bool:
+    """Tell whether a value is immutable."""
+    return type(value) in FIXED or (isinstance(value, np.generic) and not isinstance(value, np.void))

@@ -38,9 +38,30 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
     source = options.url if len(options.url) > 1 else options.url[0]
     storage = dict(options.storage_option) or None
     if options.command == "doctor":
-        return _doctor(source, storage, options)
+        from penstock.doctor import examine
+
+        names = ("label", "world", "batch_size", "row_group_bytes", "shuffle_bytes")
+        report = examine(source, storage_options=storage, **_given(options, names))
+        text = json.dumps(report.to_json(), indent=2) if options.json else str(report)
+        return text, 0 if report.ok else EXIT_PROBLEM
     if options.command == "rewrite":
-        return _rewrite(source, storage, options), 0
+        from penstock.doctor import rewrite
+
+        keywords = _given(
+            options, ("row_group_bytes", "rows_per_file", "seed", "partition_by", "memory_bytes", "temp_folder")
+        )
+        if options.compression is not None:
+            keywords["compression"] = None if options.compression.lower() == "none" else options.compression
+        written = rewrite(
+            source,
+            options.out,
+            shuffle=options.shuffle,
+            on_error="skip" if options.skip_bad_files else "raise",
+            overwrite=options.overwrite,
+            storage_options=storage,
+            **keywords,
+        )
+        return str(written), 0
     commands: dict[str, Callable[[Dataset, argparse.Namespace], str]]
     commands = {"info": _overview, "head": _head, "plan": _plan, "bench": _bench}
     dataset = penstock.open(source, columns=options.columns, storage_options=storage)
@@ -155,43 +176,18 @@ def _bench(dataset: Dataset, options: argparse.Namespace) -> str:
     )
 
 
-def _doctor(source: Any, storage: dict[str, Any] | None, options: argparse.Namespace) -> tuple[str, int]:
-    """Return the report, and 3 if it has a problem (0 for advice only)."""
-    from penstock.doctor import examine
-
-    names = ("label", "world", "batch_size", "row_group_bytes", "shuffle_bytes")
-    report = examine(source, storage_options=storage, **_given(options, names))
-    text = json.dumps(report.to_json(), indent=2) if options.json else str(report)
-    return text, 0 if report.ok else EXIT_PROBLEM
-
-
-def _rewrite(source: Any, storage: dict[str, Any] | None, options: argparse.Namespace) -> str:
-    """Write the dataset and return one line about it."""
-    from penstock.doctor import rewrite
-
-    keywords = _given(
-        options, ("row_group_bytes", "rows_per_file", "seed", "partition_by", "memory_bytes", "temp_folder")
-    )
-    if options.compression is not None:
-        keywords["compression"] = None if options.compression.lower() == "none" else options.compression
-    written = rewrite(
-        source,
-        options.out,
-        shuffle=options.shuffle,
-        on_error="skip" if options.skip_bad_files else "raise",
-        overwrite=options.overwrite,
-        storage_options=storage,
-        **keywords,
-    )
-    return str(written)
-
-
 def _value_text(value: Any) -> str:
     """Return one value in at most about 40 characters: small arrays in full, others as dtype, shape and range."""
     if value is None or value is np.ma.masked:
         return "null"
     if isinstance(value, np.ndarray) and value.ndim:
-        return _array_text(value)
+        if value.ndim == 1 and value.size <= _MOST_NUMBERS:
+            return "[" + ", ".join(_value_text(item) for item in value) + "]"
+        kind = f"{value.dtype} {'x'.join(map(str, value.shape))}"
+        if value.dtype.kind not in "biufmM" or not value.size:
+            return kind
+        low, high = (np.nanmin(value), np.nanmax(value)) if value.dtype.kind == "f" else (value.min(), value.max())
+        return f"{kind} {_value_text(low)}..{_value_text(high)}"
     if isinstance(value, bytes | bytearray | memoryview):
         return f"{len(value)} bytes"
     if isinstance(value, float | np.floating):
@@ -213,13 +209,3 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _given(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     """Return the options that were given on the command line; the others keep the defaults of the function."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-
-
-def _array_text(array: np.ndarray[Any, Any]) -> str:
-    if array.ndim == 1 and array.size <= _MOST_NUMBERS:
-        return "[" + ", ".join(_value_text(item) for item in array) + "]"
-    kind = f"{array.dtype} {'x'.join(map(str, array.shape))}"
-    if array.dtype.kind not in "biufmM" or not array.size:
-        return kind
-    low, high = (np.nanmin(array), np.nanmax(array)) if array.dtype.kind == "f" else (array.min(), array.max())
-    return f"{kind} {_value_text(low)}..{_value_text(high)}"

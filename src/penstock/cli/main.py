@@ -85,7 +85,15 @@ def _parser() -> argparse.ArgumentParser:
     _command(commands, "info", "schema, rows, files, row groups and sizes")
     head = _command(commands, "head", "the first rows, arrays in short")
     head.add_argument("-n", "--rows", type=_count, default=5, help="how many rows (default 5)")
-    _add_plan_options(_command(commands, "plan", "what a loader would do: steps, lanes, memory, bytes read"))
+    command = _command(commands, "plan", "what a loader would do: steps, lanes, memory, bytes read")
+    _add_order_options(command, shuffle="no")
+    add = command.add_argument
+    add("--world", type=_positive, default=1, help="number of ranks (default 1)")
+    add("--rank", type=_count, default=0, help="whose part (default 0)")
+    add(
+        "--remainder", choices=["drop", "pad", "uneven"], default="drop", help="rows that do not divide among the ranks"
+    )
+    add("--drop-last", action="store_true", help="leave out a last batch that is not full")
     _add_bench_options(_command(commands, "bench", "how fast a loader reads a dataset, and where the time goes"))
     _add_doctor_options(_command(commands, "doctor", "what is wrong with a dataset for training", columns=False))
     _add_rewrite_options(_command(commands, "rewrite", "a dataset again, in another layout", columns=False))
@@ -112,17 +120,6 @@ def _command(commands: Any, name: str, summary: str, *, columns: bool = True) ->
     )
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return made
-
-
-def _add_plan_options(command: argparse.ArgumentParser) -> None:
-    _add_order_options(command, shuffle="no")
-    add = command.add_argument
-    add("--world", type=_positive, default=1, help="number of ranks (default 1)")
-    add("--rank", type=_count, default=0, help="whose part (default 0)")
-    add(
-        "--remainder", choices=["drop", "pad", "uneven"], default="drop", help="rows that do not divide among the ranks"
-    )
-    add("--drop-last", action="store_true", help="leave out a last batch that is not full")
 
 
 def _add_order_options(command: argparse.ArgumentParser, *, shuffle: str) -> None:

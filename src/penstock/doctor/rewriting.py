@@ -107,11 +107,31 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
         PlanError: `url` is `source`, is inside it or contains files of it, following links; or an option of a shuffle
             is given without `shuffle`.
     """
-    _check_shuffle(shuffle=shuffle, seed=seed, memory_bytes=memory_bytes, temp_folder=temp_folder)
+    given = {"seed": seed, "memory_bytes": memory_bytes, "temp_folder": temp_folder}
+    unused = [f"{name}={value}" for name, value in given.items() if value is not None]
+    if unused and not shuffle:
+        raise PlanError(
+            f"{unused[0]} is for a shuffle, but rows keep their order without shuffle=True; pass shuffle=True too, or "
+            f"leave {unused[0].partition('=')[0]} out"
+        )
+    check_seed(seed or 0)
+    if memory_bytes is not None and memory_bytes < 1:
+        raise PlanError(f"memory_bytes must be at least 1; got {memory_bytes}")
+    if temp_folder is not None and not os.path.isdir(temp_folder):
+        raise PlanError(f"temp_folder must be an existing folder; got {os.fspath(temp_folder)!r}")
     places = {"storage_options": storage_options, "filesystem": filesystem}
-    _refuse_itself(source, url, places)
+    target = _place(*resolve(url, **places))  # must not lie in the source
+    for one in [source] if isinstance(source, str | os.PathLike) else source:
+        fs, path = resolve(one, **places)
+        matches = [path]
+        if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
+            matches = [info.path for info in expand_glob(fs, path)[1]]
+        if any(_is_in(target, _place(fs, match)) for match in matches):
+            raise PlanError(f"{os.fspath(url)!r} lies in the dataset {os.fspath(one)!r} itself; write somewhere else")
     rows = StoredRows(source, on_error=on_error, **places)
-    _refuse_above(rows, url, places)
+    for fs, path in rows.places:  # replacing a folder above a file of the source would remove that file
+        if _is_in(_place(fs, path), target):
+            raise PlanError(f"{path!r} of the source lies in {os.fspath(url)!r} itself; write somewhere else")
     with contextlib.ExitStack() as after:
         batches = rows.batches()
         if shuffle:
@@ -130,7 +150,12 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
         )
         with writer:
             writer.extend_once(rows.tables(batches))
-    _carry_over(rows, url, places)
+    # Keep what else was stored beside the dataset, and log what could not be kept.
+    more = {key: value for key, value in rows.common.items() if key not in _REPLACED | _INDEXES}
+    if more:
+        update_common_metadata(find_files(url, **places)[0], more)
+    if rows.common.keys() & _INDEXES:
+        logger.warning("the row-group index of the source was not copied, as row groups have changed; build it again")
     return writer.written
 
 
@@ -146,56 +171,11 @@ class _Rewriter(Writer):
         return {"cure": f"run the rewrite again{' with overwrite=True' if is_in_the_way else ''} (it starts over)"}
 
 
-def _check_shuffle(*, shuffle: bool, seed: int | None, memory_bytes: int | None, temp_folder: Any) -> None:
-    """Check the options of a shuffle, and refuse them without one: they would be ignored."""
-    given = {"seed": seed, "memory_bytes": memory_bytes, "temp_folder": temp_folder}
-    unused = [f"{name}={value}" for name, value in given.items() if value is not None]
-    if unused and not shuffle:
-        raise PlanError(
-            f"{unused[0]} is for a shuffle, but rows keep their order without shuffle=True; pass shuffle=True too, or "
-            f"leave {unused[0].partition('=')[0]} out"
-        )
-    check_seed(seed or 0)
-    if memory_bytes is not None and memory_bytes < 1:
-        raise PlanError(f"memory_bytes must be at least 1; got {memory_bytes}")
-    if temp_folder is not None and not os.path.isdir(temp_folder):
-        raise PlanError(f"temp_folder must be an existing folder; got {os.fspath(temp_folder)!r}")
-
-
 def _with_progress(batches: Iterator[pa.RecordBatch], total: int) -> Iterator[pa.RecordBatch]:
     with progress(total, "shuffling", unit="rows") as bar:
         for batch in batches:
             yield batch
             bar.update(batch.num_rows)
-
-
-def _carry_over(rows: StoredRows, url: Any, places: dict[str, Any]) -> None:
-    """Keep what else was stored beside the dataset, and log what could not be kept."""
-    more = {key: value for key, value in rows.common.items() if key not in _REPLACED | _INDEXES}
-    if more:
-        update_common_metadata(find_files(url, **places)[0], more)
-    if rows.common.keys() & _INDEXES:
-        logger.warning("the row-group index of the source was not copied, as row groups have changed; build it again")
-
-
-def _refuse_itself(source: Any, url: Any, places: dict[str, Any]) -> None:
-    """Refuse a target inside what was given as the source."""
-    target = _place(*resolve(url, **places))
-    for one in [source] if isinstance(source, str | os.PathLike) else source:
-        fs, path = resolve(one, **places)
-        matches = [path]
-        if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
-            matches = [info.path for info in expand_glob(fs, path)[1]]
-        if any(_is_in(target, _place(fs, match)) for match in matches):
-            raise PlanError(f"{os.fspath(url)!r} lies in the dataset {os.fspath(one)!r} itself; write somewhere else")
-
-
-def _refuse_above(rows: StoredRows, url: Any, places: dict[str, Any]) -> None:
-    """Refuse a target that contains a file of the source: replacing it would remove that file."""
-    target = _place(*resolve(url, **places))
-    for fs, path in rows.places:
-        if _is_in(_place(fs, path), target):
-            raise PlanError(f"{path!r} of the source lies in {os.fspath(url)!r} itself; write somewhere else")
 
 
 def _place(fs: Any, path: str) -> tuple[str, str]:

@@ -257,28 +257,25 @@ def _sampled(source: Source, words: list[str]) -> tuple[float, float]:
     total, rows = np.zeros(2), 0
     for chunk in np.unique(np.linspace(0, num_chunks - 1, min(SAMPLES, num_chunks)).astype(np.int64)).tolist():
         try:
-            batch, weight = _first_rows(source, chunk), int(source.facts.chunk_rows[chunk])
+            group, file = as_parquet(source).row_group(chunk), int(source.facts.chunk_file[chunk])
+            scalars = {name: values[file] for name, values in source.facts.constants.items()}
+            # Through a buffer, so that the first rows do not read the whole row group.
+            with replace(group, watched=False).opened() as stream:
+                reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS)
+                batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False), None)
+            if batch is None:
+                raise group.bad("no rows came", "write the file again")
+            columns = [column.cast(decoded(column.type)) for column in batch.columns]
+            columns += [pa.repeat(scalar, batch.num_rows).cast(decoded(scalar.type)) for scalar in scalars.values()]
+            batch = pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *scalars])
         except StoreError:
             raise
         except READ_ERRORS:
             continue
         spelt = sum(batch.column(name).nbytes for name in words if name in batch.schema.names) / batch.num_rows
+        weight = int(source.facts.chunk_rows[chunk])
         total += weight * np.array([written_bytes(batch).mean(), spelt])
         rows += weight
     if not rows:
         return max(1.0, source.row_bytes()), source.row_bytes(words)
     return float(total[0] / rows), float(total[1] / rows)
-
-
-def _first_rows(source: Source, chunk: int) -> pa.RecordBatch:
-    group, file = as_parquet(source).row_group(chunk), int(source.facts.chunk_file[chunk])
-    scalars = {name: values[file] for name, values in source.facts.constants.items()}
-    # Through a buffer, so that the first rows do not read the whole row group.
-    with replace(group, watched=False).opened() as stream:
-        reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS)
-        batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False), None)
-    if batch is None:
-        raise group.bad("no rows came", "write the file again")
-    columns = [column.cast(decoded(column.type)) for column in batch.columns]
-    columns += [pa.repeat(scalar, batch.num_rows).cast(decoded(scalar.type)) for scalar in scalars.values()]
-    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *scalars])

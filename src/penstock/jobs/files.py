@@ -88,7 +88,13 @@ def committed(store: Resolver, path: str, scratch: str | None, token: str) -> It
             yield made
             if not os.path.exists(made):
                 raise _nothing_made(path)
-            _publish_local(fs, made, place)
+            files = [os.path.join(folder, name) for folder, _, names in os.walk(made) for name in names] or [made]
+            for file in filter(os.path.isfile, files):  # a power cut must not leave an empty file
+                sync_file(fs, file)
+            if os.path.isdir(made) or (os.path.isdir(place) and not os.path.islink(place)):
+                publish_folder(fs, made, place)
+            else:
+                publish_file(fs, made, place, sync=True)
         finally:
             remove(fs, made)
             lock.remove()
@@ -100,7 +106,18 @@ def committed(store: Resolver, path: str, scratch: str | None, token: str) -> It
             raise _nothing_made(path)
         if os.path.isdir(made):
             raise JobFailed(f"a folder was made for {path!r}; on a store an output is one file")
-        _upload(fs, made, place, token)
+        upload = hidden_name(place, token)
+        fs.create_dir(posixpath.dirname(place), recursive=True)
+        try:
+            with open(made, "rb") as source, fs.open_output_stream(upload) as sink:
+                shutil.copyfileobj(source, sink, _COPY_BYTES)
+            size = fs.get_file_info(upload).size
+            if size is not None and size != os.path.getsize(made):
+                raise JobFailed(f"{size} bytes arrived at {place!r}, but {os.path.getsize(made)} were sent")
+            publish_file(fs, upload, place)
+        except BaseException:
+            remove(fs, upload)  # closing a stream after an error completes an object of what was sent so far
+            raise
 
 
 @contextlib.contextmanager
@@ -198,30 +215,3 @@ def _nothing_made(path: str) -> JobFailed:
         f"it ended without an error and made nothing for {path!r}; it must write to the path in its second argument "
         "({output} in a command)"
     )
-
-
-def _publish_local(fs: Any, made: str, place: str) -> None:
-    """Rename a file or folder to its output, once its bytes are on disk: a power cut must not leave an empty file."""
-    files = [os.path.join(folder, name) for folder, _, names in os.walk(made) for name in names] or [made]
-    for path in files:
-        if os.path.isfile(path):
-            sync_file(fs, path)
-    if os.path.isdir(made) or (os.path.isdir(place) and not os.path.islink(place)):
-        publish_folder(fs, made, place)
-    else:
-        publish_file(fs, made, place, sync=True)
-
-
-def _upload(fs: Any, local: str, place: str, token: str) -> None:
-    made = hidden_name(place, token)
-    fs.create_dir(posixpath.dirname(place), recursive=True)
-    try:
-        with open(local, "rb") as source, fs.open_output_stream(made) as sink:
-            shutil.copyfileobj(source, sink, _COPY_BYTES)
-        size = fs.get_file_info(made).size
-        if size is not None and size != os.path.getsize(local):
-            raise JobFailed(f"{size} bytes arrived at {place!r}, but {os.path.getsize(local)} were sent")
-        publish_file(fs, made, place)
-    except BaseException:
-        remove(fs, made)  # closing a stream after an error completes an object of what was sent so far
-        raise

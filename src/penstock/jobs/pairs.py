@@ -187,19 +187,15 @@ def _from_text(found: Sequence[_Input], text: str, inputs: Any, store: Resolver)
         return [_fill(text, one, index) for index, one in enumerate(found)]
     if not _is_file(text, store):
         return [f"{text.rstrip('/')}/{one.relative}" for one in found]
-    if found and not _is_single(found, inputs):
-        what = "a pattern or folder" if isinstance(inputs, str | os.PathLike) else f"{len(found):,} files"
+    # One file that the user named, alone or in a list, is allowed; a pattern or folder that happens to hold one is not.
+    is_text = isinstance(inputs, str | os.PathLike)
+    if len(found) > 1 or (found and is_text and found[0].path != os.fspath(inputs)):
+        what = "a pattern or folder" if is_text else f"{len(found):,} files"
         raise PlanError(
             f"outputs={text!r} reads as the name of one file, and the inputs are {what}; write {text + '/'!r} if it is "
             f"to be a folder, or a template such as '{{stem}}{posixpath.splitext(text)[1]}'"
         )
     return [text for _ in found]
-
-
-def _is_single(found: Sequence[_Input], inputs: Any) -> bool:
-    """Whether the user named one file, alone or in a list, and not a pattern or folder that happens to hold one."""
-    is_name = not isinstance(inputs, str | os.PathLike) or found[0].path == os.fspath(inputs)
-    return len(found) == 1 and is_name
 
 
 def _is_file(text: str, store: Resolver) -> bool:
@@ -255,17 +251,13 @@ def _check(pairs: Sequence[Pair], store: Resolver) -> None:
                 "use outputs='folder/{relative}' or '{index}', or give the outputs one by one"
             )
         made[place] = source
-    _refuse_nested(read, made)
-
-
-def _refuse_nested(read: Mapping[str, str], made: Mapping[str, str]) -> None:
-    """Refuse an output that is a folder above an input or another output: publishing it would remove them."""
-    for what, places in (("input", read), ("output", made)):
+    # An output that is a folder above an input or another output would remove them when it is published.
+    for what, inners in (("input", read), ("output", made)):
         above: dict[str, str] = {}
-        for place in places:
-            folder = posixpath.dirname(place)
+        for inner in inners:
+            folder = posixpath.dirname(inner)
             while folder not in above and folder != posixpath.dirname(folder):
-                above[folder] = place
+                above[folder] = inner
                 folder = posixpath.dirname(folder)
         inside = next((above[place] for place in made if place in above), None)
         if inside is not None:

@@ -75,9 +75,31 @@ def encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: in
     if pa.types.is_struct(column.type) and [child.name for child in column.type] == _VECTOR:
         column = dense(column)
     if _is_list(column.type):
-        return _from_lists(column, field, stored, first)
+        levels, leaf = _levels(column)
+        _refuse_inner_nulls(column, levels[1:], leaf, field, first)
+        starts = [_starts(level) for level in levels]
+        values = _leaf_values(leaf, starts, field, first)
+        sizes = None if column.null_count else _uniform(starts)
+        shape = None if sizes is None else _shaped(sizes, field)
+        if shape is not None and type(field.codec) is NdarrayCodec and values.dtype.kind in "biufc":
+            block = values.reshape(len(column), *shape)
+            encode_cell(field, block[0], first)  # one row for all: they share dtype and shape
+            return npy_cells(block)
+        return _row_by_row(column, lambda row: _row(starts, values, row, field, first), field, stored, first)
     if (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)) and _is_raw(column, field):
-        return _from_raw(column, field, stored, first)
+        size, dtype = _raw_bytes(field), np.dtype(field.numpy_dtype)
+
+        def value(row: int) -> NDArray[Any]:
+            cell = column[row].as_buffer()
+            if len(cell) != size:
+                raise SchemaError(
+                    f"row {first + row}, field {field.name!r}: {len(cell)} bytes, where {dtype} of shape {field.shape} "
+                    f"has {size}; give raw bytes of that many, or cells that are encoded already, but not both in one "
+                    "column"
+                )
+            return np.frombuffer(cell, dtype).reshape([n or 0 for n in field.shape])
+
+        return _row_by_row(column, value, field, stored, first)
     return column  # cells, or refused later when types are compared
 
 
@@ -85,7 +107,11 @@ def dense(column: pa.StructArray) -> pa.Array:
     """Return ML vectors as lists of their values, including zeros."""
     kinds, values = column.field("type"), column.field("values")
     if 0 not in kinds.unique().to_pylist():
-        return _masked(values, column)
+        if not column.null_count:
+            return values
+        import pyarrow.compute as pc
+
+        return pc.if_else(column.is_valid(), values, pa.scalar(None, values.type))
     sizes = column.field("size").to_pylist()
     indices, rows = column.field("indices").to_pylist(), values.to_pylist()
     found: list[NDArray[np.float64] | None] = []
@@ -98,15 +124,6 @@ def dense(column: pa.StructArray) -> pa.Array:
             found.append(np.zeros(size))
             found[-1][places] = rows[row]  # type: ignore[index]
     return pa.array(found, pa.list_(pa.float64()))
-
-
-def _masked(values: pa.Array, column: pa.Array) -> pa.Array:
-    """Return a field of a struct with the struct's nulls."""
-    if not column.null_count:
-        return values
-    import pyarrow.compute as pc
-
-    return pc.if_else(column.is_valid(), values, pa.scalar(None, values.type))
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -136,36 +153,7 @@ def _raw_bytes(field: UnischemaField) -> int:
     return int(math.prod(size or 0 for size in field.shape) * np.dtype(kind).itemsize)
 
 
-def _from_raw(column: pa.Array, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
-    size, dtype = _raw_bytes(field), np.dtype(field.numpy_dtype)
-
-    def value(row: int) -> NDArray[Any]:
-        cell = column[row].as_buffer()
-        if len(cell) != size:
-            raise SchemaError(
-                f"row {first + row}, field {field.name!r}: {len(cell)} bytes, where {dtype} of shape {field.shape} has "
-                f"{size}; give raw bytes of that many, or cells that are encoded already, but not both in one column"
-            )
-        return np.frombuffer(cell, dtype).reshape([n or 0 for n in field.shape])
-
-    return _row_by_row(column, value, field, stored, first)
-
-
 # -- lists ---------------------------------------------------------------------------------------------------------
-
-
-def _from_lists(column: pa.Array, field: UnischemaField, stored: pa.Field, first: int) -> pa.Array:
-    levels, leaf = _levels(column)
-    _refuse_inner_nulls(column, levels[1:], leaf, field, first)
-    starts = [_starts(level) for level in levels]
-    values = _leaf_values(leaf, starts, field, first)
-    sizes = None if column.null_count else _uniform(starts)
-    shape = None if sizes is None else _shaped(sizes, field)
-    if shape is not None and type(field.codec) is NdarrayCodec and values.dtype.kind in "biufc":
-        block = values.reshape(len(column), *shape)
-        encode_cell(field, block[0], first)  # one row for all: they share dtype and shape
-        return npy_cells(block)
-    return _row_by_row(column, lambda row: _row(starts, values, row, field, first), field, stored, first)
 
 
 def _row_by_row(
@@ -476,7 +464,10 @@ class _Blocks:
     def __init__(self, field: UnischemaField, stored: pa.Field) -> None:
         self._field, self._stored = field, stored
         self._shape, self._kind = field.shape, field.numpy_dtype
-        header = _header(np.dtype(self._kind), self._shape)
+        dtype = np.dtype(self._kind)
+        file = BytesIO()
+        np.save(file, np.zeros([n or 0 for n in self._shape], dtype), allow_pickle=False)
+        header = file.getvalue()[: file.tell() - math.prod(n or 0 for n in self._shape) * dtype.itemsize]
         self._start = len(header)
         width = len(header) + _payload_bytes(field)
         self._block = np.empty((BATCH_BYTES // width + 1, width), np.uint8)
@@ -504,9 +495,3 @@ class _Blocks:
             return array_of(made, self._stored, first)
         offsets = np.arange(len(cells) + 1, dtype=np.int32) * np.int32(cells.shape[1])
         return pa.Array.from_buffers(pa.binary(), len(cells), [None, pa.py_buffer(offsets), pa.py_buffer(cells)])
-
-
-def _header(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> bytes:
-    file = BytesIO()
-    np.save(file, np.zeros([n or 0 for n in shape], dtype), allow_pickle=False)
-    return file.getvalue()[: file.tell() - math.prod(n or 0 for n in shape) * dtype.itemsize]

@@ -142,7 +142,9 @@ class _Target:
         before = _Before(None)
         with suppress(*FILESYSTEM_ERRORS):
             fs, path = self._place()
-            before = _before(fs, path)
+            files = _data_files(fs, path)
+            failed = read_json(fs, posixpath.join(path, MARKER)) or read_json(fs, note_path(path)) if files else None
+            before = _Before(files) if failed is None else _Before(files, True, frozenset(failed.get("before", ())))
             note = {"cure": self._cure(before), "before": sorted(before.kept or ()), "process": this_process()}
             if can_rename(fs):  # a store needs no folders, and may refuse to create them
                 fs.create_dir(posixpath.dirname(path), recursive=True)
@@ -213,12 +215,6 @@ class _Target:
         if not before.failed or not before.files:
             return []
         return sorted(_data_files(fs, path).keys() & (before.files.keys() - before.good))
-
-
-def _before(fs: Any, path: str) -> _Before:
-    files = _data_files(fs, path)
-    failed = read_json(fs, posixpath.join(path, MARKER)) or read_json(fs, note_path(path)) if files else None
-    return _Before(files) if failed is None else _Before(files, True, frozenset(failed.get("before", ())))
 
 
 def _data_files(fs: Any, path: str) -> dict[str, tuple[int, int]]:

@@ -8,6 +8,7 @@ it is passed a session.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError, SchemaError
@@ -119,7 +120,8 @@ def hadoop_settings(spark: Any, settings: Mapping[str, int | str]) -> Iterator[N
     try:
         for key, value in settings.items():
             for store in _stores(spark):
-                undo.append(_undo(store, key))
+                before = store.get(key)
+                undo.append(partial(store.unset, key) if before is None else partial(store.set, key, before))
                 store.set(key, str(value))
         yield
     finally:
@@ -150,18 +152,17 @@ class _Session:
         self._conf.unset(key)
 
 
-def _undo(store: Any, key: str) -> Callable[[], None]:
-    before = store.get(key)
-    return (lambda: store.unset(key)) if before is None else (lambda: store.set(key, before))
-
-
 @contextmanager
 def cancelled_on_error(spark: Any, tag: str) -> Iterator[None]:
     """Cancel the jobs that a block has started if it raises, also on Ctrl-C; other jobs of the session continue.
 
     Jobs are identified by a tag, which sessions have since PySpark 3.5; before that they end by themselves.
     """
-    add, drop, cancel = _tagging(spark)
+    holder, names = spark, ("addTag", "removeTag", "interruptTag")
+    if not is_connect(spark):
+        holder, names = spark.sparkContext, ("addJobTag", "removeJobTag", "cancelJobsWithTag")
+    # Functions that add a tag to the jobs of this thread, drop it, and cancel jobs that have it.
+    add, drop, cancel = (getattr(holder, name, lambda _: None) for name in names)
     add(tag)
     try:
         yield
@@ -172,12 +173,3 @@ def cancelled_on_error(spark: Any, tag: str) -> Iterator[None]:
     finally:
         with suppress(Exception):
             drop(tag)
-
-
-def _tagging(spark: Any) -> tuple[Callable[[str], Any], Callable[[str], Any], Callable[[str], Any]]:
-    """Return functions that add a tag to the jobs of this thread, drop it, and cancel jobs that have it."""
-    holder, names = spark, ("addTag", "removeTag", "interruptTag")
-    if not is_connect(spark):
-        holder, names = spark.sparkContext, ("addJobTag", "removeJobTag", "cancelJobsWithTag")
-    add, drop, cancel = (getattr(holder, name, lambda _: None) for name in names)
-    return add, drop, cancel

@@ -99,7 +99,14 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         TypeError: `df` is no DataFrame of Spark.
         TransformError: the transform raised an error; names the row of the partition.
     """
-    _check_frame(df)
+    if not all(hasattr(df, name) for name in ("mapInArrow", "sparkSession", "columns")):
+        raise TypeError(
+            f"penstock.spark.write wants a Spark DataFrame; got {type(df).__module__}.{type(df).__name__}. "
+            "spark.createDataFrame(...) makes one of rows and of pandas; penstock.write(...) takes them without Spark"
+        )
+    if df.isStreaming:
+        raise PlanError("a streaming DataFrame has no end and cannot be a dataset; write it to a table first")
+    check_columns(df)
     if not isinstance(schema, Unischema):
         raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
     names = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by or ())
@@ -133,18 +140,6 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         lock.release()
     remove_dead(stage)
     return Written(str(url), **totals(files))
-
-
-def _check_frame(df: Any) -> None:
-    """Refuse what is not a Spark DataFrame, or is streaming, or has ambiguous columns."""
-    if not all(hasattr(df, name) for name in ("mapInArrow", "sparkSession", "columns")):
-        raise TypeError(
-            f"penstock.spark.write wants a Spark DataFrame; got {type(df).__module__}.{type(df).__name__}. "
-            "spark.createDataFrame(...) makes one of rows and of pandas; penstock.write(...) takes them without Spark"
-        )
-    if df.isStreaming:
-        raise PlanError("a streaming DataFrame has no end and cannot be a dataset; write it to a table first")
-    check_columns(df)
 
 
 def _check_columns(columns: Sequence[str], layout: StorageLayout) -> None:
@@ -184,12 +179,6 @@ def _own_error(text: str) -> PenstockError | None:
     return kind(found[0][1])
 
 
-def _parquet_files(stage: StagedDataset) -> list[str]:
-    found = stage.fs.get_file_info(FileSelector(stage.data, recursive=True, allow_not_found=True))
-    paths = [info.path for info in found if info.type == FileType.File and info.path.endswith(".parquet")]
-    return [path[len(stage.data) :].lstrip("/") for path in paths]
-
-
 def _clear(stage: StagedDataset, gate: Gate) -> None:
     """Remove everything that a failed job wrote, and what its last tasks may still add.
 
@@ -199,13 +188,12 @@ def _clear(stage: StagedDataset, gate: Gate) -> None:
     remove(stage.fs, gate.path)
     end = time.monotonic() + _CLEAR_S
     stage.remove()
-    while time.monotonic() < end and not (isinstance(stage.fs, LocalFileSystem) and _is_gone(stage)):
+    while time.monotonic() < end and not (
+        isinstance(stage.fs, LocalFileSystem)
+        and stage.fs.get_file_info(stage.folder or stage.data).type == FileType.NotFound
+    ):
         time.sleep(0.1)
         _remove_run(stage, gate.run)
-
-
-def _is_gone(stage: StagedDataset) -> bool:
-    return bool(stage.fs.get_file_info(stage.folder or stage.data).type == FileType.NotFound)
 
 
 def _remove_run(stage: StagedDataset, run: str) -> None:
@@ -214,6 +202,7 @@ def _remove_run(stage: StagedDataset, run: str) -> None:
         remove(stage.fs, stage.folder)
         return
     with contextlib.suppress(*FILESYSTEM_ERRORS):
-        for relative in _parquet_files(stage):
-            if f"-{run}-" in relative:
-                stage.fs.delete_file(posixpath.join(stage.data, relative))
+        for info in stage.fs.get_file_info(FileSelector(stage.data, recursive=True, allow_not_found=True)):
+            is_parquet = info.type == FileType.File and info.path.endswith(".parquet")
+            if is_parquet and f"-{run}-" in info.path[len(stage.data) :]:
+                stage.fs.delete_file(info.path)

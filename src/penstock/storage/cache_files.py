@@ -107,7 +107,12 @@ def read_entry(path: str, key: str) -> tuple[Buffer, int]:
     """
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
-        num_bytes, checksum = _parse_head(file.read(HEADER_BYTES), key)
+        head = file.read(HEADER_BYTES)
+        if len(head) < HEADER_BYTES or _CHECK.unpack_from(head, _HEADER.size)[0] != zlib.crc32(head[: _HEADER.size]):
+            raise BadEntry("the header is damaged")
+        magic, num_bytes, stored_key, checksum = _HEADER.unpack_from(head)
+        if magic != _MAGIC or stored_key != bytes.fromhex(key):
+            raise BadEntry("the entry belongs to another key")
         if found.st_size != HEADER_BYTES + num_bytes:
             raise BadEntry(f"{path} has {found.st_size} bytes, but its header says {HEADER_BYTES + num_bytes}")
         buffer = pa.allocate_buffer(num_bytes)
@@ -121,15 +126,6 @@ def read_entry(path: str, key: str) -> tuple[Buffer, int]:
     if zlib.crc32(view) != checksum:
         raise BadEntry(f"{path} does not match its checksum")
     return buffer, found.st_mtime_ns
-
-
-def _parse_head(head: bytes, key: str) -> tuple[int, int]:
-    if len(head) < HEADER_BYTES or _CHECK.unpack_from(head, _HEADER.size)[0] != zlib.crc32(head[: _HEADER.size]):
-        raise BadEntry("the header is damaged")
-    magic, num_bytes, stored_key, checksum = _HEADER.unpack_from(head)
-    if magic != _MAGIC or stored_key != bytes.fromhex(key):
-        raise BadEntry("the entry belongs to another key")
-    return num_bytes, checksum
 
 
 # -- entries being written ------------------------------------------------------------------------------------------

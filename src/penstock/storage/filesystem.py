@@ -69,7 +69,17 @@ def resolve(
         return LocalFileSystem(), _local(text)
     if text.lower().startswith("file://"):
         return LocalFileSystem(), _local(_file_url_path(text))
-    return _remote(text, dict(storage_options or {}))
+    options = dict(storage_options or {})
+    scheme = urlsplit(text).scheme
+    with _answering(text):
+        try:
+            import fsspec
+
+            fsspec.get_filesystem_class(scheme)
+        except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
+            return _remote_by_arrow(text, options, scheme, exc)
+        found, path = fsspec.core.url_to_fs(text, **options)
+        return to_arrow_filesystem(found), str(path).rstrip("/")
 
 
 def to_arrow_filesystem(filesystem: Any) -> FileSystem:
@@ -119,19 +129,6 @@ def _file_url_path(url: str) -> str:
             f"{url} names the host {host!r}; a local file URL has three slashes: file:///{host}/{path}"
         )
     return unquote(slash + path) or "/"
-
-
-def _remote(url: str, options: dict[str, Any]) -> tuple[FileSystem, str]:
-    scheme = urlsplit(url).scheme
-    with _answering(url):
-        try:
-            import fsspec
-
-            fsspec.get_filesystem_class(scheme)
-        except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
-            return _remote_by_arrow(url, options, scheme, exc)
-        found, path = fsspec.core.url_to_fs(url, **options)
-        return to_arrow_filesystem(found), str(path).rstrip("/")
 
 
 def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exception) -> tuple[FileSystem, str]:

@@ -155,7 +155,16 @@ class Loader(LoaderProxy):
             if (self.repeats and self._ended_early) or exiting():
                 self._ended_early = False
                 return iter(())
-            self._warn_if_left()
+            # A resumed pass was begun and left: Keras does that unasked, under a strategy.
+            from_state, num_made, length = self._last
+            if from_state and not self._resumed and length and 0 < num_made < length:
+                warnings.warn(
+                    f"a pass that went on from a state was left after {num_made} of the {length} batches it had; this "
+                    "iteration is the next pass, and the rest does not come. Under a strategy, Keras takes one batch "
+                    "before training: load the state in a callback's on_train_begin (docs/tensorflow.md)",
+                    PenstockWarning,
+                    stacklevel=1,
+                )
             stream = self.native.stream().map(self._convert)
             counted = self._will_count
             if counted is None and not self._has_counting:
@@ -166,18 +175,6 @@ class Loader(LoaderProxy):
             self._will_count, self._resumed = None, False
             watch()
             return _Arrays(self, stream, counting)
-
-    def _warn_if_left(self) -> None:
-        """Warn of a resumed pass that was begun and left: Keras does that unasked, under a strategy."""
-        from_state, num_made, length = self._last
-        if from_state and not self._resumed and length and 0 < num_made < length:
-            warnings.warn(
-                f"a pass that went on from a state was left after {num_made} of the {length} batches it had; this "
-                "iteration is the next pass, and the rest does not come. Under a strategy, Keras takes one batch "
-                "before training: load the state in a callback's on_train_begin (docs/tensorflow.md)",
-                PenstockWarning,
-                stacklevel=2,
-            )
 
     def made(self, count: int) -> None:
         """Note how many batches of the current pass were made."""

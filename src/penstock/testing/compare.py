@@ -69,7 +69,13 @@ def _differ(a: Frozen, b: Frozen, where: str) -> str | None:
     if a[0] == "objects" and a[1] != b[1]:
         return f"{where or 'value'}: shape {a[1]} against {b[1]}"
     if a[0] in ("array", "scalar"):
-        return _differ_in_bits(a, b, where)
+        if a[1:3] != b[1:3]:
+            return f"{where or 'value'}: {a[1]} of shape {a[2]} against {b[1]} of shape {b[2]}"
+        left, right = (np.frombuffer(x[3], f"V{np.dtype(x[1]).itemsize}") for x in (a, b))
+        first = int(np.flatnonzero(left != right)[0])
+        values = [np.frombuffer(x[3], x[1])[first] for x in (a, b)]
+        index = tuple(map(int, np.unravel_index(first, a[2]))) if a[2] else ()
+        return f"{where or 'value'}: {values[0]} against {values[1]} at {index}"
     if isinstance(a[-1], tuple) and isinstance(b[-1], tuple):
         return _differ_in_items(a[-1], b[-1], where)
     return f"{where or 'value'}: {a[-1]!r:.80} against {b[-1]!r:.80}"
@@ -90,16 +96,6 @@ def _differ_in_items(a: Frozen, b: Frozen, where: str) -> str | None:
         return _differ(a, b, where)
     found = (_differ(x, y, f"{where}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True)))
     return next((text for text in found if text is not None), None)
-
-
-def _differ_in_bits(a: Frozen, b: Frozen, where: str) -> str:
-    if a[1:3] != b[1:3]:
-        return f"{where or 'value'}: {a[1]} of shape {a[2]} against {b[1]} of shape {b[2]}"
-    left, right = (np.frombuffer(x[3], f"V{np.dtype(x[1]).itemsize}") for x in (a, b))
-    first = int(np.flatnonzero(left != right)[0])
-    values = [np.frombuffer(x[3], x[1])[first] for x in (a, b)]
-    index = tuple(map(int, np.unravel_index(first, a[2]))) if a[2] else ()
-    return f"{where or 'value'}: {values[0]} against {values[1]} at {index}"
 
 
 class Resumable(Protocol):
@@ -151,7 +147,19 @@ def assert_resumes_exactly(
     for step in steps:
         # The second interruption comes at a distance that changes with the step, at once and at the end included.
         again = step + step % (len(run.batches) - step + 1)
-        _check_resumed(make_loader, run, step, again)
+        # Restore the state of `step`, go on to `again`, save, restore into a third loader and go on to the end.
+        where = f"resumed at step {step}"
+        with _closing(make_loader()) as loader:
+            loader.load_state_dict(run.states[step])
+            if loader.state_dict() != run.states[step]:
+                raise AssertionError(f"{where}: the state changed by restoring it, to {loader.state_dict()!r}")
+            _check_stream(loader, run, (step, again), where)
+            state = _saved(loader, where)
+        if state != run.states[again]:
+            raise AssertionError(f"{where}: state at step {again} is {state!r}, without a stop {run.states[again]!r}")
+        with _closing(make_loader()) as loader:
+            loader.load_state_dict(state)
+            _check_stream(loader, run, (again, len(run.batches)), f"{where} and again at step {again}")
     return len(steps)
 
 
@@ -177,22 +185,6 @@ def _saved(loader: Resumable, when: str) -> dict[str, Any]:
     if restored != state:
         raise AssertionError(f"the state {when} is not plain JSON: {state!r} comes back as {restored!r}")
     return restored
-
-
-def _check_resumed(make_loader: Callable[[], Resumable], run: _Run, step: int, again: int) -> None:
-    """Restore the state of `step`, go on to `again`, save, restore into a third loader and go on to the end."""
-    where = f"resumed at step {step}"
-    with _closing(make_loader()) as loader:
-        loader.load_state_dict(run.states[step])
-        if loader.state_dict() != run.states[step]:
-            raise AssertionError(f"{where}: the state changed by restoring it, to {loader.state_dict()!r}")
-        _check_stream(loader, run, (step, again), where)
-        state = _saved(loader, where)
-    if state != run.states[again]:
-        raise AssertionError(f"{where}: state at step {again} is {state!r}, without a stop {run.states[again]!r}")
-    with _closing(make_loader()) as loader:
-        loader.load_state_dict(state)
-        _check_stream(loader, run, (again, len(run.batches)), f"{where} and again at step {again}")
 
 
 def _check_stream(loader: Resumable, run: _Run, span: tuple[int, int], where: str) -> None:

@@ -43,7 +43,11 @@ def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
     if valid is not None:
         cells = [0 if cell is None else cell for cell in cells]
     if types == {int} and pa.types.is_integer(kind):
-        return _integers(cells, kind, valid)
+        dtype = np.dtype(str(kind))
+        limits = np.iinfo(dtype)
+        if min(cells) < limits.min or max(cells) > limits.max:
+            return None
+        return _from_numpy(np.array(cells, dtype), kind, valid)
     if types == {float} and (pa.types.is_float64(kind) or pa.types.is_float32(kind)):
         with np.errstate(over="ignore"):
             values = np.array(cells, np.float64 if pa.types.is_float64(kind) else np.float32)
@@ -88,14 +92,6 @@ def _joined(cells: list[Any], offsets: NDArray[np.int64]) -> pa.Buffer:
             # NumPy copies without the GIL, which the encoding threads need every 100 us.
             np.copyto(block[start : start + len(cell)], np.frombuffer(cell, np.uint8))
     return pa.py_buffer(block)
-
-
-def _integers(cells: list[int], kind: pa.DataType, valid: NDArray[np.bool_] | None) -> pa.Array | None:
-    dtype = np.dtype(str(kind))
-    limits = np.iinfo(dtype)
-    if min(cells) < limits.min or max(cells) > limits.max:
-        return None
-    return _from_numpy(np.array(cells, dtype), kind, valid)
 
 
 def _from_numpy(values: NDArray[Any], kind: pa.DataType, valid: NDArray[np.bool_] | None) -> pa.Array:

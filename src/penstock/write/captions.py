@@ -58,18 +58,6 @@ def find_captions(
     present = set(names)
     texts = {name: f"{posixpath.splitext(name)[0]}.txt" for name in images}
     texts = {name: text for name, text in texts.items() if text in present}
-    table = _the_table(root, names, texts)
-    if table is not None:
-        return _from_table(fs, root, table, images)
-    if texts:
-        return _from_texts(fs, root, texts)
-    if wanted:
-        raise DatasetNotFound(f"no captions in {root!r}: neither {', '.join(TABLES)} nor a .txt beside any image")
-    return None
-
-
-def _the_table(root: str, names: Sequence[str], texts: Mapping[str, str]) -> str | None:
-    """Return the only table; raises SchemaError if there are other captions too."""
     tables = [name for name in TABLES if name in names]
     if len(tables) > 1:
         raise SchemaError(
@@ -90,18 +78,21 @@ def _the_table(root: str, names: Sequence[str], texts: Mapping[str, str]) -> str
             f"captions are both in the table {tables[0]} and in texts beside the images ({text!r} beside {image!r}, "
             f"{len(texts)} in all); pass captions={tables[0]!r} for the table, or move the table away for the texts"
         )
-    return tables[0] if tables else None
+    if tables:
+        return _from_table(fs, root, tables[0], images)
+    if texts:
 
+        def read(text: str) -> str:
+            with fs.open_input_stream(posixpath.join(root, text)) as stream:
+                return _decoded(bytes(stream.read()), posixpath.join(root, text)).strip()
 
-def _from_texts(fs: FileSystem, root: str, texts: Mapping[str, str]) -> Captions:
-    def read(text: str) -> str:
-        with fs.open_input_stream(posixpath.join(root, text)) as stream:
-            return _decoded(bytes(stream.read()), posixpath.join(root, text)).strip()
-
-    with ThreadPoolExecutor(threads_for(fs)) as pool:
-        said = list(pool.map(read, texts.values()))
-    columns = pa.table({"caption": pa.array(said, pa.string())})
-    return Captions(columns, {name: [at] for at, name in enumerate(texts)})
+        with ThreadPoolExecutor(threads_for(fs)) as pool:
+            said = list(pool.map(read, texts.values()))
+        columns = pa.table({"caption": pa.array(said, pa.string())})
+        return Captions(columns, {name: [at] for at, name in enumerate(texts)})
+    if wanted:
+        raise DatasetNotFound(f"no captions in {root!r}: neither {', '.join(TABLES)} nor a .txt beside any image")
+    return None
 
 
 def _decoded(data: bytes, path: str) -> str:
@@ -137,7 +128,19 @@ def _from_table(fs: FileSystem, root: str, name: str, images: Sequence[str]) -> 
         rows.setdefault(image, []).append(at)
     columns = table.drop_columns([key]) if hasattr(table, "drop_columns") else table.drop([key])
     nullable = pa.schema([field.with_nullable(True) for field in columns.schema])
-    _check_types(nullable, posixpath.join(root, name))
+    path = posixpath.join(root, name)
+    for field in nullable:  # refuse what a dataset cannot store, in words about the table
+        try:
+            infer_unischema(pa.schema([field]))
+        except SchemaError as error:
+            raise SchemaError(
+                f"{path}: column {field.name!r} is {field.type}, which cannot be stored; give its objects names and "
+                "values, write it as text, or leave it out"
+            ) from error
+    try:
+        infer_unischema(nullable)
+    except SchemaError as error:
+        raise SchemaError(f"{path}: {error}") from error
     return Captions(columns.cast(nullable), rows)
 
 
@@ -152,23 +155,21 @@ def _read_table(fs: FileSystem, path: str) -> tuple[pa.Table, Sequence[int]]:
     if path.lower().endswith(".csv"):
         table = _from_csv(data, path)
         return table, range(1, table.num_rows + 1)
-    return _from_lines(data, path)
-
-
-def _check_types(schema: pa.Schema, path: str) -> None:
-    """Refuse columns that a dataset cannot store, in words about the table."""
-    for field in schema:
-        try:
-            infer_unischema(pa.schema([field]))
-        except SchemaError as error:
-            raise SchemaError(
-                f"{path}: column {field.name!r} is {field.type}, which cannot be stored; give its objects names and "
-                "values, write it as text, or leave it out"
-            ) from error
-    try:
-        infer_unischema(schema)
-    except SchemaError as error:
-        raise SchemaError(f"{path}: {error}") from error
+    # Objects, one a line, become columns of the types of JSON: text that looks like a date stays text.
+    rows, lines = [], []
+    for line, row in _objects(data, path):
+        for name in TEXTS:
+            if isinstance(row.get(name), int | float):
+                raise SchemaError(
+                    f"{path}, line {line}: column {name!r} is text, got {json.dumps(row[name])}; put it in quotes"
+                )
+        rows.append(row)
+        lines.append(line)
+    if not rows:
+        raise SchemaError(f"{path} cannot be read as a table: it has no lines; remove it, or pass captions=False")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = [_column([row.get(name) for row in rows], name, lines, path) for name in names]
+    return pa.table(columns, names=names), lines
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
@@ -206,7 +207,11 @@ def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     found = [value for value in values if value is not None]
     if found and all(map(_is_whole, found)):
         return pa.chunked_array([pa.array([None if value is None else int(value) for value in values], pa.int64())])
-    if found and (all(map(_is_shortest, found)) or _are_even(found)):
+    # All with the same number of decimals, like 0.50 and 12.25, none of them lost in a double.
+    decimals = len(found[0].partition(".")[2]) if found else 0
+    pattern = re.compile(rf"-?(0|[1-9][0-9]*)\.[0-9]{{{decimals}}}")
+    are_even = all(pattern.fullmatch(text) and f"{float(text):.{decimals}f}" == text for text in found)
+    if found and (all(map(_is_shortest, found)) or (decimals > 0 and are_even)):
         return pa.chunked_array([pa.array([None if value is None else float(value) for value in values], pa.float64())])
     return column
 
@@ -222,32 +227,7 @@ def _is_shortest(text: str) -> bool:
     return is_plain and repr(float(text)) in (text, f"{text}.0")
 
 
-def _are_even(texts: Sequence[str]) -> bool:
-    """Tell whether all numbers have the same number of decimals, like 0.50 and 12.25, none of them lost in a double."""
-    decimals = len(texts[0].partition(".")[2])
-    pattern = re.compile(rf"-?(0|[1-9][0-9]*)\.[0-9]{{{decimals}}}")
-    return decimals > 0 and all(pattern.fullmatch(text) and f"{float(text):.{decimals}f}" == text for text in texts)
-
-
 # --- JSONL ------------------------------------------------------------------------------------------------------------
-
-
-def _from_lines(data: bytes, path: str) -> tuple[pa.Table, list[int]]:
-    """Return objects, one a line, as columns of the types of JSON: text that looks like a date stays text."""
-    rows, lines = [], []
-    for line, row in _objects(data, path):
-        for name in TEXTS:
-            if isinstance(row.get(name), int | float):
-                raise SchemaError(
-                    f"{path}, line {line}: column {name!r} is text, got {json.dumps(row[name])}; put it in quotes"
-                )
-        rows.append(row)
-        lines.append(line)
-    if not rows:
-        raise SchemaError(f"{path} cannot be read as a table: it has no lines; remove it, or pass captions=False")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [_column([row.get(name) for row in rows], name, lines, path) for name in names]
-    return pa.table(columns, names=names), lines
 
 
 def _objects(data: bytes, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -270,24 +250,20 @@ def _column(values: list[Any], name: str, lines: Sequence[int], path: str) -> pa
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, ValueError) as error:
-        at = _first_misfit(values)
+        # Find the first value that has no common type with those before.
+        low, high = 0, len(values)  # the first `low` go together, the first `high` do not
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                pa.array(values[:middle])
+                low = middle
+            except (pa.ArrowException, OverflowError, ValueError):
+                high = middle
+        at = high - 1
         raise SchemaError(
             f"{path}, line {lines[at]}: column {name!r} is {_short(values[at])}, which does not fit the lines "
             f"before: {error}; use one type in all lines, or write the column as text"
         ) from error
-
-
-def _first_misfit(values: list[Any]) -> int:
-    """Return the first value that has no common type with those before."""
-    low, high = 0, len(values)  # the first `low` go together, the first `high` do not
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            pa.array(values[:middle])
-            low = middle
-        except (pa.ArrowException, OverflowError, ValueError):
-            high = middle
-    return high - 1
 
 
 def _short(value: Any) -> str:

@@ -144,7 +144,14 @@ class FileWriter:
         """Take the next rows, in order; writes the row groups that they complete."""
         for path, part in split(batch, self._layout.partition_by):
             self._append(self._folder(path), part)
-        self._relieve()
+        # Limit buffered rows and open files, whatever the number of partitions.
+        while sum(folder.waiting_bytes for folder in self._folders.values()) > (
+            BUFFERED_GROUPS * self._options.row_group_bytes
+        ):
+            self._flush(max(self._folders.values(), key=lambda folder: folder.waiting_bytes))
+        is_open = [folder for folder in self._folders.values() if folder.writer is not None]
+        for folder in is_open[: max(len(is_open) - OPEN_FILES, 0)]:
+            self._close(folder)
         if self._layout.partition_by and self._options.rows_per_file is None:
             # With partitions, all files are closed together, once the open ones are full on average.
             num_open = sum(folder.writer is not None for folder in self._folders.values())
@@ -245,16 +252,6 @@ class FileWriter:
         folder.file_rows = folder.file_bytes = 0
         if not self._layout.partition_by:
             self._mark()
-
-    def _relieve(self) -> None:
-        """Limit buffered rows and open files, whatever the number of partitions."""
-        while sum(folder.waiting_bytes for folder in self._folders.values()) > (
-            BUFFERED_GROUPS * self._options.row_group_bytes
-        ):
-            self._flush(max(self._folders.values(), key=lambda folder: folder.waiting_bytes))
-        is_open = [folder for folder in self._folders.values() if folder.writer is not None]
-        for folder in is_open[: max(len(is_open) - OPEN_FILES, 0)]:
-            self._close(folder)
 
 
 _ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")

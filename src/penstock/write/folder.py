@@ -126,7 +126,15 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
             clear: a line names an image that is not there, there are two tables, a column has no type.
     """
     one_of("misfits", misfits, ("error", "convert", "skip"))
-    _check_options(options)
+    if "schema" in options:
+        raise PlanError(
+            "write_folder derives the schema from the images and captions, and takes no schema=...; leave it out, or "
+            "read the files yourself and pass rows to penstock.write(rows, url, schema)"
+        )
+    known = [name for name, one in inspect.signature(write).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"write_folder() got an unexpected keyword argument {name!r}; {close_names(name, known)}")
     where: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     fs, root = resolve(path, **where)
     if first_look(fs, root, path).is_file:
@@ -144,19 +152,6 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     schema, stored = _schema(folder, classes, table)
     batches = _batches(folder, rows, (classes, table), stored)
     return write(Tables(stored.empty_table(), batches, schema, len(rows)), url, **where, **options)
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Raise for wrong options before all images are read, with messages about this function."""
-    if "schema" in options:
-        raise PlanError(
-            "write_folder derives the schema from the images and captions, and takes no schema=...; leave it out, or "
-            "read the files yourself and pass rows to penstock.write(rows, url, schema)"
-        )
-    known = [name for name, one in inspect.signature(write).parameters.items() if one.kind is one.KEYWORD_ONLY]
-    for name in options:
-        if name not in known:
-            raise TypeError(f"write_folder() got an unexpected keyword argument {name!r}; {close_names(name, known)}")
 
 
 def _classes(root: str, images: Sequence[str], labels: bool | None) -> dict[str, int] | None:

@@ -118,22 +118,18 @@ def _numbers(kind: np.dtype[Any], value: Any) -> Any:
     if not flat.size or flat.dtype == kind:
         return value
     if flat.dtype.kind not in "biuf":
-        return _refuse_others(kind, value, flat)
+        # Refuse times, text and complex numbers: Arrow would take some of them for numbers.
+        if flat.dtype != object:
+            raise ValueError(f"got {flat.dtype} in a list of {kind.name}; pass numbers")
+        for leaf in _leaves(value):
+            if isinstance(leaf, (str, bytes, *NO_NUMBERS)):
+                raise _other_leaf("numbers", leaf)
+            if isinstance(leaf, Decimal | float) and kind.kind in "iu" and leaf != leaf // 1:
+                raise ValueError(f"{leaf} is no {kind.name}")
+        return value
     with np.errstate(over="ignore", invalid="ignore"):
         stored = flat.astype(kind)
         lost = (stored != flat) if kind.kind in "iu" else (np.isinf(stored) & ~np.isinf(flat))
     if lost.any():
         raise ValueError(f"{flat[int(lost.argmax())]} is no {kind.name}")
-    return value
-
-
-def _refuse_others(kind: np.dtype[Any], value: Any, flat: Any) -> Any:
-    """Refuse times, text and complex numbers: Arrow would take some of them for numbers."""
-    if flat.dtype != object:
-        raise ValueError(f"got {flat.dtype} in a list of {kind.name}; pass numbers")
-    for leaf in _leaves(value):
-        if isinstance(leaf, (str, bytes, *NO_NUMBERS)):
-            raise _other_leaf("numbers", leaf)
-        if isinstance(leaf, Decimal | float) and kind.kind in "iu" and leaf != leaf // 1:
-            raise ValueError(f"{leaf} is no {kind.name}")
     return value

@@ -304,7 +304,13 @@ def choose(target: WriteTarget, options: WriteOptions) -> StagedDataset:
         target.check(overwrite=options.overwrite)
         remove(target.fs, target.note)  # of a Spark block that has ended, or was killed
         if options.part is None and not options.resume and not options.overwrite:
-            _refuse_losing(target)
+            for folder in hidden_folders(target.fs, target.path):  # finished files can be resumed
+                journal = posixpath.join(folder, "journal")
+                for writer in writers(target.fs, journal):
+                    facts = read_json(target.fs, posixpath.join(writer, BEGIN)) or {}
+                    is_kept = facts.get("resume") or posixpath.basename(writer) != ALONE
+                    if is_kept and safe_rows(target.fs, writer):
+                        raise DatasetExists(str(incomplete(target.fs, target.path, journal)))
         token = os.urandom(6).hex() if options.part is None else SHARED  # parts start at the same time
         hidden = _folder(target, options) if can_rename(target.fs) or not target.is_free() else None
         stage = StagedDataset(target, hidden, token)
@@ -316,17 +322,6 @@ def choose(target: WriteTarget, options: WriteOptions) -> StagedDataset:
             f"{target.path} is being written {others}, or was and is incomplete; finish that, or penstock.discard(url)"
         )
     return stage
-
-
-def _refuse_losing(target: WriteTarget) -> None:
-    """Raise DatasetExists if an earlier writer left finished files that can be resumed."""
-    for folder in hidden_folders(target.fs, target.path):
-        journal = posixpath.join(folder, "journal")
-        for writer in writers(target.fs, journal):
-            facts = read_json(target.fs, posixpath.join(writer, BEGIN)) or {}
-            is_kept = facts.get("resume") or posixpath.basename(writer) != ALONE
-            if is_kept and safe_rows(target.fs, writer):
-                raise DatasetExists(str(incomplete(target.fs, target.path, journal)))
 
 
 def _why(target: WriteTarget) -> str:

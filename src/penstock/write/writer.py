@@ -224,7 +224,16 @@ class Writer:
     def _start(self, layout: StorageLayout) -> None:
         self._layout = layout
         facts = {**facts_of(layout, overwrite=self._options.overwrite), "resume": self._options.resume, **self._notes()}
-        self._check_facts(facts)
+        # Refuse another schema than that of the finished files, or of the other parts.
+        others = [f for f in writers(self._stage.fs, self._stage.journal) if f != self._journal.folder]
+        kept = self._journal.facts() if self._journal.files else None
+        if kept is None and others:
+            kept = Journal(self._stage.fs, others[0], self._stage.data).facts()
+        if kept is not None and not same_layout(kept, facts):
+            raise StateMismatch(
+                f"{self._url} was started with another schema or partition_by than this writer has; use the same, or "
+                "penstock.discard(url) and start again"
+            )
         self._journal.begin(facts)
         self._facts = facts
         place = (self._stage.fs, self._stage.data)
@@ -250,18 +259,6 @@ class Writer:
         except FILESYSTEM_ERRORS:
             self._stage.check()
             raise
-
-    def _check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Refuse another schema than that of the finished files, or of the other parts."""
-        others = [f for f in writers(self._stage.fs, self._stage.journal) if f != self._journal.folder]
-        kept = self._journal.facts() if self._journal.files else None
-        if kept is None and others:
-            kept = Journal(self._stage.fs, others[0], self._stage.data).facts()
-        if kept is not None and not same_layout(kept, facts):
-            raise StateMismatch(
-                f"{self._url} was started with another schema or partition_by than this writer has; use the same, or "
-                "penstock.discard(url) and start again"
-            )
 
     def commit(self) -> Written:
         """Finish writing and publish the dataset; the `with` block does it by itself."""

@@ -21,9 +21,10 @@ import os
 import pickle
 import signal
 import threading
+from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection as mp_connection
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.engine.host import cores
 from penstock.engine.process import choice_left_open, ctrl_c_later, main_left_alone, signal_name
@@ -41,18 +42,21 @@ RAY_ROOM = 1000
 """Tasks that Ray knows of at once: enough for an autoscaler to see the demand."""
 
 
-class Executor(Protocol):
-    """What `map_files` needs."""
+class Executor(ABC):
+    """What `map_files` needs: a context manager that starts attempts."""
 
     room: int
     """Tasks to have submitted at once."""
 
+    @abstractmethod
     def submit(self, task: Attempt) -> Future[Outcome]:
         """Start an attempt."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, *exc: object) -> None:  # noqa: B027 - most have something to end
+        """End what was started here."""
 
 
 def make_executor(executor: Any, job: FileJob, workers: int | None, options: Mapping[str, Any] | None) -> Executor:
@@ -80,7 +84,7 @@ def make_executor(executor: Any, job: FileJob, workers: int | None, options: Map
     )
 
 
-class Serial:
+class Serial(Executor):
     """Runs tasks in this process, one after another: for debugging."""
 
     room = 1
@@ -94,14 +98,8 @@ class Serial:
         future.set_result(run(self._job, task))
         return future
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        """Nothing to end."""
-
-
-class Theirs:
+class Theirs(Executor):
     """An executor of the user: Dask, mpi4py, a ThreadPoolExecutor. It is not shut down here."""
 
     def __init__(self, job: FileJob, executor: Any, workers: int | None) -> None:
@@ -116,15 +114,12 @@ class Theirs:
         future.add_done_callback(self._futures.discard)
         return future
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         for future in list(self._futures):
             future.cancel()
 
 
-class Ray:
+class Ray(Executor):
     """Tasks of a Ray cluster: the one this process is connected to, else the one that `ray.init()` finds or starts."""
 
     def __init__(self, job: FileJob, workers: int | None, options: Mapping[str, Any]) -> None:
@@ -165,7 +160,7 @@ def _run_in_ray(job: FileJob, task: Attempt) -> Outcome:
     return run(job, task)
 
 
-class Spark:
+class Spark(Executor):
     """Spark jobs of one task each, in the active session; classic and Connect alike.
 
     A job for each file costs some ten milliseconds on the driver; in return a lost executor or a bad file affects that
@@ -192,9 +187,6 @@ class Spark:
         rows = self._session.range(0, 1, 1, 1).mapInArrow(functools.partial(_run_in_spark, payload), "outcome binary")
         outcome: Outcome = pickle.loads(bytes(rows.collect()[0][0]))
         return outcome
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         context = _context(self._session)
@@ -236,7 +228,7 @@ _starting = threading.Lock()
 """Starting a process hides the user's script from it, for a moment, for all threads."""
 
 
-class LocalPool:
+class LocalPool(Executor):
     """Runs tasks in `workers` processes; a context manager."""
 
     def __init__(self, job: FileJob, workers: int) -> None:
@@ -268,9 +260,6 @@ class LocalPool:
             worker = _Worker(self._payload, needs_script=self._needs_script)
             self._workers.append(worker)
         return worker
-
-    def __enter__(self) -> LocalPool:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         with _starting:

@@ -1,6 +1,6 @@
 """`penstock.map_files`: apply a function or a program to many files, in parallel and restartable.
 
-The only module of this package that sees all its parts: `pairs` says which file becomes which, `executors` run the
+The only module of this package that sees all its parts: `files` says which file becomes which, `executors` run the
 attempts, `task` is one attempt, `JobReport` lists the results. Retries are here, the same for all executors.
 """
 
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.display import count_text
 from penstock.errors import JobFailed, PlanError, printable
 from penstock.jobs.executors import make_executor
-from penstock.jobs.files import SCRATCH, sweep, there
-from penstock.jobs.pairs import Resolver, make_pairs
+from penstock.jobs.files import SCRATCH, Resolver, make_pairs, sweep, there
 from penstock.jobs.task import Attempt, Command, FileJob, Outcome, failure
 from penstock.options import one_of
 from penstock.progress import Progress, progress
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from penstock.jobs.executors import Executor
-    from penstock.jobs.pairs import Outputs
+    from penstock.jobs.files import Outputs
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from penstock.jobs.files import committed, committed_url, exists, is_local, near
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.jobs.pairs import Resolver
+    from penstock.jobs.files import Resolver
 
 BACKOFF_S = 0.1
 """Pause before the second attempt, doubled for every further one: a store may ask to slow down."""

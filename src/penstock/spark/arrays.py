@@ -25,7 +25,7 @@ from penstock.codecs.arrow_kinds import form_of
 from penstock.errors import SchemaError
 from penstock.write.cells import array_of, encode_cell, refuse_names, refuse_null, refuse_nulls
 from penstock.write.options import BATCH_BYTES
-from penstock.write.tables import checked
+from penstock.write.tasks import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

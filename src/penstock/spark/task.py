@@ -25,13 +25,13 @@ from penstock.storage import resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, sync_file
 from penstock.write.files import FileWriter
 from penstock.write.options import WriteOptions
-from penstock.write.tables import table_works
+from penstock.write.tasks import table_works
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from penstock.write.journal import DoneFile
     from penstock.write.layout import StorageLayout
+    from penstock.write.staging import DoneFile
 
 REPORT = "path string, num_rows long, num_row_groups long, num_bytes long"
 """What a task returns, as a Spark schema."""

@@ -36,10 +36,9 @@ from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.cells import refuse_names, refuse_null
 from penstock.write.commits import facts_of, remove_dead, write_metadata
 from penstock.write.files import Written
-from penstock.write.journal import DoneFile, Journal
 from penstock.write.layout import StorageLayout, plan_layout
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
-from penstock.write.staging import StagedDataset, claim, totals
+from penstock.write.staging import DoneFile, Journal, StagedDataset, claim, totals
 from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:

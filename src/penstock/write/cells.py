@@ -22,8 +22,7 @@ from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
 from penstock.codecs.times import in_unit
 from penstock.errors import ColumnNotFound, SchemaError, close_names
-from penstock.write.arrays import quick_array
-from penstock.write.copies import is_fixed, own
+from penstock.write.arrays import is_fixed, own, quick_array
 from penstock.write.lists import is_missing, list_cell
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.copies import BufferPool
+    from penstock.write.arrays import BufferPool
 
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 

@@ -23,8 +23,16 @@ from penstock.storage.filesystem import first_look, resolve
 from penstock.storage.locks import Lock, remove_dead_scratch
 from penstock.storage.publish import put
 from penstock.write.files import Written
-from penstock.write.journal import DoneFile, Journal
-from penstock.write.staging import StagedDataset, adopt_note, is_idle, remove_published, totals, unfinished
+from penstock.write.staging import (
+    DoneFile,
+    Journal,
+    StagedDataset,
+    adopt_note,
+    is_idle,
+    remove_published,
+    totals,
+    unfinished,
+)
 from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:

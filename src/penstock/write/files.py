@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from penstock.dataset.partitions import NULL, parse
 from penstock.display import count_text, size_text
 from penstock.errors import SchemaError, printable
-from penstock.write.journal import DoneFile
 from penstock.write.options import FILE_BYTES, WriteOptions
+from penstock.write.staging import DoneFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

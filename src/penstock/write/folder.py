@@ -28,14 +28,15 @@ from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.storage import list_files, resolve
 from penstock.storage.filesystem import first_look
-from penstock.write.captions import Captions, find_captions
 from penstock.write.images import (
     HEAD_BYTES,
     TAIL_BYTES,
+    Captions,
     ImageFacts,
     describe,
     facts_of_head,
     facts_of_image,
+    find_captions,
     image_field,
     is_whole,
     refuse_cut,

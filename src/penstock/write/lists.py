@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.scalar import NO_NUMBERS, flag
-from penstock.write.copies import FIXED
+from penstock.write.arrays import FIXED
 
 if TYPE_CHECKING:
     from penstock.schema.unischema import UnischemaField

@@ -1,7 +1,7 @@
 """What `penstock.write` and `penstock.Writer` accept, checked once into a frozen value; the sizes of batches.
 
 The public functions take flat keywords and build a `WriteOptions`; everything below takes that value. The defaults of
-writing are here. `rows` and `tables` cut the input into `EncodeTask`s, which `pipeline` runs. Nothing here looks at
+writing are here. `tasks` cuts the input into `EncodeTask`s, which `pipeline` runs. Nothing here looks at
 rows, files or a schema.
 """
 

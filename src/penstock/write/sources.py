@@ -23,8 +23,7 @@ from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.write.layout import StorageLayout, plan_layout
 from penstock.write.lists import is_missing
-from penstock.write.rows import Hands, RowBuffer
-from penstock.write.tables import column_works, length, table_works, without_runs
+from penstock.write.tasks import Hands, RowBuffer, column_works, length, table_works, without_runs
 
 if TYPE_CHECKING:
     from penstock.write.options import EncodeTask

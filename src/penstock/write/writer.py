@@ -1,7 +1,7 @@
 """`penstock.Writer`: rows, columns or tables in, a dataset out, committed as a whole.
 
 The only module of this package that sees all its stages: `sources` normalises data and cuts it into encode tasks,
-`pipeline` encodes and stores them through `files`, `journal` records what is durable, `staging` publishes it. `write`
+`pipeline` encodes and stores them through `files`, `Journal` records what is durable, `staging` publishes it. `write`
 and `write_folder` are built on it. Cases:
 
 - the `with` block succeeds: the dataset is there (or, with `part=`, waits for `penstock.commit`);
@@ -25,13 +25,12 @@ from penstock.storage.filesystem import first_look, resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.commits import facts_of, remove_dead, same_layout, write_metadata
 from penstock.write.files import FileWriter, Written
-from penstock.write.journal import DoneFile, Journal
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
 from penstock.write.pipeline import Pipeline
-from penstock.write.rows import Hands, RowBuffer
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
-from penstock.write.staging import claim, totals
+from penstock.write.staging import DoneFile, Journal, claim, totals
 from penstock.write.target import WriteTarget
+from penstock.write.tasks import Hands, RowBuffer
 
 if TYPE_CHECKING:
     import os

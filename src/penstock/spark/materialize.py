@@ -75,23 +75,24 @@ def materialize_dataset(  # noqa: PLR0913 - Petastorm's signature
         ...     rows = rows.map(lambda row: dict_to_spark_row(schema, row))
         ...     spark.createDataFrame(rows, schema.as_spark_schema()).write.mode("overwrite").parquet(url)
 
-    After the block the schema lies in `_common_metadata`, as JSON of ours and as Petastorm's pickle with its numbers of
-    row groups. Hadoop's settings are as they were, also after an exception; then no schema is stored, and a folder
-    whose files have changed is marked as incomplete: `penstock.discard` removes what was added to a dataset. Row-group
-    indexes are built afterwards, and older ones are removed.
+    After the block the schema is in `_common_metadata`, as JSON and as Petastorm's pickle with its numbers of row
+    groups. Hadoop's settings are restored, also after an exception; in that case no schema is stored, and a folder
+    whose files have changed is marked as incomplete: `penstock.discard` removes what was added to a dataset. Old
+    row-group indexes are removed; build them again afterwards.
 
     Args:
         spark: A session, classic or Connect (there only DataFrames are written, which have no `.rdd`).
-        dataset_url: The folder that the block writes, as Spark calls it.
+        dataset_url: The folder that the block writes, with its name in Spark.
         schema: Fields and codecs of what is written.
-        row_group_size_mb: Size of a row group in the file, in MiB (2**20 bytes); None: Parquet's own, 128.
-        use_summary_metadata: Also write `_metadata`, which holds the footers of all files.
-        filesystem_factory: Gives the pyarrow or fsspec filesystem on which the metadata is written; None: the URL's.
+        row_group_size_mb: Size of a row group in the file, in MiB (2**20 bytes); None: Parquet's default, 128.
+        use_summary_metadata: Also write `_metadata`, with the footers of all files.
+        filesystem_factory: Returns the pyarrow or fsspec filesystem on which the metadata is written; None: that of the
+            URL.
 
     Raises:
-        PetastormMetadataGenerationError: The block wrote no Parquet to `dataset_url`, or has left files of an earlier
-            job there that failed.
-        SchemaError: What was written does not fit the schema; no schema is stored then.
+        PetastormMetadataGenerationError: The block wrote no Parquet to `dataset_url`, or did not remove files of an
+            earlier job that failed.
+        SchemaError: What was written does not match the schema, which is not stored then.
     """
     check_session(spark)
     row_group_bytes = _checked_size(schema, row_group_size_mb)
@@ -253,27 +254,26 @@ def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
 ) -> None:
-    """Copy a dataset, or some columns and rows of it; partition columns become ordinary ones.
+    """Copy a dataset, or some of its columns and rows; partition columns become ordinary columns.
 
     Args:
         spark: A session, classic or Connect.
         source_url: The dataset to copy.
-        target_url: Where the copy goes.
-        field_regex: Regular expressions over whole names of the fields to copy; None for all.
+        target_url: The dataset to write.
+        field_regex: Regular expressions that match whole names of fields to copy; None: all.
         not_null_fields: Rows with a null in one of these fields are left out, and the copy's schema says so.
-        overwrite_output: Replace the dataset at `target_url`; a folder with anything but Parquet in it is never
-            replaced.
-        partitions_count: Number of files; None: as Spark reads them.
-        row_group_size_mb: Size of the row groups; None: Parquet's own.
-        hdfs_driver: Petastorm's; without effect.
-        storage_options: Passed to fsspec for reading the source's schema.
-        filesystem: A pyarrow or fsspec filesystem for the same.
+        overwrite_output: Replace the dataset at `target_url`; a folder with other files than Parquet is never replaced.
+        partitions_count: Number of files; None: as many as Spark's partitions of the source.
+        row_group_size_mb: Size of the row groups in MiB; None: Parquet's default.
+        hdfs_driver: An argument of Petastorm; has no effect.
+        storage_options: Passed to fsspec when the schema of the source is read.
+        filesystem: A pyarrow or fsspec filesystem to read the schema from instead.
 
     Raises:
         DatasetExists: Something is at `target_url` that may not be replaced.
         SchemaError: (a ValueError) No field matches `field_regex`.
         ColumnNotFound: `not_null_fields` names a field that is not copied.
-        PlanError: (a ValueError) Source and target are one folder, or one lies in the other.
+        PlanError: (a ValueError) Source and target are the same folder, or one contains the other.
     """
     check_session(spark)
     _refuse_overlap(source_url, target_url)

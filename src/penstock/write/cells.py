@@ -4,13 +4,18 @@ Used by all three forms of input. Values pass through the codec of the field; ev
 the schema expects, what was given, and what to do. Arrow by itself takes a number for a time, drops digits that a
 column does not have, and reads an array in the unit of the column: times are converted here instead, to the same moment
 or an error. Knows neither batches nor files.
+
+Lists, of fields with a shape and no codec, are checked value by value before Arrow sees them, arrays of numbers as a
+whole: Arrow splits text into letters, truncates numbers, and takes bytes for text.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,13 +25,13 @@ from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.codecs.arrow_kinds import leaf_of, scalar_dtype, temporal_dtype
 from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
+from penstock.codecs.scalar import NO_NUMBERS, flag
 from penstock.codecs.times import in_unit
 from penstock.errors import ColumnNotFound, SchemaError, close_names
-from penstock.write.arrays import is_fixed, own, quick_array
-from penstock.write.lists import is_missing, list_cell
+from penstock.write.arrays import FIXED, is_fixed, own, quick_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -396,3 +401,119 @@ def _exact(values: NDArray[Any], kind: pa.DataType) -> NDArray[Any]:
             f"round it, or store single values in another unit, as {codec} does"
         )
     return found
+
+
+_PLAIN = FIXED - {range}
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether a value is missing: None, or NaT or NA of pandas, which are recognised by name."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def list_cell(field: UnischemaField, value: Any) -> Any:
+    """Return the cell of a list column: an array, or nested lists; ValueError for what the field cannot hold."""
+    kind = field.numpy_dtype
+    if type(value) is np.ndarray and value.ndim and value.dtype.type is kind:
+        return value
+    if isinstance(value, str) or (isinstance(value, bytes | bytearray) and kind is not np.uint8):
+        cure = "pass [value] for one item" + ("" if isinstance(value, str) else ", np.frombuffer(value) for numbers")
+        raise ValueError(f"got {type(value).__name__} but the field is a list; {cure}")
+    if kind is None:  # lists of lists, maps: Arrow knows their type
+        return value
+    if isinstance(value, bytes | bytearray):
+        return np.frombuffer(value, np.uint8)
+    value = _as_lists(value)
+    check = _CHECKS.get(kind)
+    if check is not None:
+        return check(field, value)
+    return _numbers(np.dtype(kind), value) if kind is not Decimal and np.dtype(kind).kind in "iuf" else value
+
+
+def _as_lists(value: Any) -> Any:
+    """Return an array of plain values unchanged, and other containers as nested lists of scalars and arrays."""
+    if isinstance(value, np.ndarray) and value.dtype != object and value.ndim:
+        return value
+    if type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN:
+        return value
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        return value.to_pylist()
+    if not isinstance(value, list | tuple | np.ndarray) and hasattr(value, "__array__"):
+        return _as_lists(np.asarray(value))  # torch, JAX, a Series
+    if not isinstance(value, Collection) or isinstance(value, Mapping) or getattr(value, "ndim", 1) == 0:
+        raise ValueError(f"got {type(value).__name__} but the field is a list; pass a list or an array")
+    return [_item(one) for one in value]
+
+
+def _item(value: Any) -> Any:
+    if is_missing(value):
+        return None
+    if isinstance(value, np.ma.MaskedArray):
+        return value.tolist() if np.ma.getmaskarray(value).any() else np.ma.getdata(value)
+    if isinstance(value, str | bytes | bytearray | memoryview | np.generic | Mapping):
+        return value
+    holds = isinstance(value, Collection) or hasattr(value, "__array__")
+    if holds and getattr(value, "ndim", 1) == 0:
+        return np.asarray(value)[()]
+    return _as_lists(value) if holds else value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the values of nested lists, except nulls."""
+    if isinstance(value, list | tuple | np.ndarray):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield value
+
+
+def _other_leaf(wanted: str, leaf: Any) -> ValueError:
+    return ValueError(f"expected a list of {wanted}, got {type(leaf).__name__} in it: {leaf!r:.50}")
+
+
+def _texts(_: UnischemaField, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "UT":
+        return value
+    for leaf in _leaves(value):
+        if not isinstance(leaf, str):
+            raise _other_leaf("str", leaf)
+    return value
+
+
+def _flags(field: UnischemaField, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "b":
+            return value
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_flags(field, one) for one in value]
+    return None if value is None else flag(field, value)
+
+
+_CHECKS: dict[Any, Callable[[UnischemaField, Any], Any]] = {np.str_: _texts, np.bool_: _flags}
+
+
+def _numbers(kind: np.dtype[Any], value: Any) -> Any:
+    """Return the value; ValueError for a number that the dtype cannot hold: Arrow would truncate it."""
+    if isinstance(value, np.ndarray):
+        flat = value.ravel()
+    else:
+        flat = np.array(value if set(map(type, value)) <= {int, float} else list(_leaves(value)))
+    if not flat.size or flat.dtype == kind:
+        return value
+    if flat.dtype.kind not in "biuf":
+        # Refuse times, text and complex numbers: Arrow would take some of them for numbers.
+        if flat.dtype != object:
+            raise ValueError(f"got {flat.dtype} in a list of {kind.name}; pass numbers")
+        for leaf in _leaves(value):
+            if isinstance(leaf, (str, bytes, *NO_NUMBERS)):
+                raise _other_leaf("numbers", leaf)
+            if isinstance(leaf, Decimal | float) and kind.kind in "iu" and leaf != leaf // 1:
+                raise ValueError(f"{leaf} is no {kind.name}")
+        return value
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = flat.astype(kind)
+        lost = (stored != flat) if kind.kind in "iu" else (np.isinf(stored) & ~np.isinf(flat))
+    if lost.any():
+        raise ValueError(f"{flat[int(lost.argmax())]} is no {kind.name}")
+    return value

@@ -1,6 +1,6 @@
 """Arrow batches to Parquet files: cuts row groups by encoded bytes and files by rows, one folder a partition.
 
-Takes batches in storage form from `pipeline` and writes below a folder that `staging` chose. Buffers at most one row
+Takes batches in storage form from `writer` and writes below a folder that `staging` chose. Buffers at most one row
 group for each open partition, and `BUFFERED_GROUPS` row groups in all. Reports checkpoints: moments at which the rows
 in finished files are exactly the first ones that came. Folders of partitions (`country=NZ/year=2024`) are %-encoded
 like Hive and Spark do (Petastorm decodes none, so a space stays a space), null is `__HIVE_DEFAULT_PARTITION__`,

@@ -1,17 +1,17 @@
 """What `penstock.write` and `penstock.Writer` accept, checked once into a frozen value; the sizes of batches.
 
 The public functions take flat keywords and build a `WriteOptions`; everything below takes that value. The defaults of
-writing are here. `tasks` cuts the input into `EncodeTask`s, which `pipeline` runs. Nothing here looks at
-rows, files or a schema.
+writing are here. `tasks` cuts the input into `EncodeTask`s, which `Pipeline` runs. Nothing here looks at rows, files or
+a schema.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.engine.host import cores
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class WriteOptions:
     @property
     def threads(self) -> int:
         """Threads that encode."""
-        return self.workers or available_cores()
+        return self.workers or cores()
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -96,13 +96,6 @@ class WriteOptions:
 def _is_whole(value: object) -> bool:
     """Tell whether a value is an integer, of Python or NumPy; booleans are not."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
 
 
 BATCH_ROWS = 4096

@@ -21,8 +21,8 @@ from penstock.codecs.arrow_memory import without_views
 from penstock.errors import SchemaError, StateMismatch
 from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
+from penstock.write.cells import is_missing
 from penstock.write.layout import StorageLayout, plan_layout
-from penstock.write.lists import is_missing
 from penstock.write.tasks import Hands, RowBuffer, column_works, length, table_works, without_runs
 
 if TYPE_CHECKING:

@@ -240,7 +240,15 @@ def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
 def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
     leaf = leaf_of(stored.type)
     if pa.types.is_float32(stored.type) or pa.types.is_float16(stored.type):
-        _refuse_large(cells, stored, first)
+        kind = scalar_dtype(stored.type)
+        for at, one in enumerate(cells, first):  # refuse a number that would be stored as infinity
+            if isinstance(one, int | float | np.number) and np.isfinite(one):
+                with np.errstate(over="ignore"):
+                    if np.isinf(kind.type(one)):
+                        raise SchemaError(
+                            f"row {at}, field {stored.name!r}: {one} is larger than any {kind}; scale the value, or "
+                            "give the field the dtype float64"
+                        )
     if is_moment(leaf):
         cells = _timed(cells, stored, leaf, first)
     elif leaf != stored.type or pa.types.is_nested(stored.type):  # Arrow takes lists of lists, no nested array
@@ -282,19 +290,6 @@ def _unrolled(cell: Any) -> Any:
     if isinstance(cell, list) and any(isinstance(one, np.ndarray | list) for one in cell):
         return [_unrolled(one) for one in cell]
     return cell
-
-
-def _refuse_large(cells: list[Any], stored: pa.Field, first: int) -> None:
-    """Refuse a number that would be stored as infinity."""
-    kind = scalar_dtype(stored.type)
-    for index, cell in enumerate(cells, first):
-        if isinstance(cell, int | float | np.number) and np.isfinite(cell):
-            with np.errstate(over="ignore"):
-                if np.isinf(kind.type(cell)):
-                    raise SchemaError(
-                        f"row {index}, field {stored.name!r}: {cell} is larger than any {kind}; scale the value, or "
-                        "give the field the dtype float64"
-                    )
 
 
 def check_limits(column: pa.Array, name: str, limits: Any, first: int) -> None:

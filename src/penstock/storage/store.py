@@ -9,6 +9,8 @@ All methods may be called from several threads. Their errors are of three kinds:
 (see `faults`), and FileNotFoundError or `FileChanged` for what is gone or is another file than before.
 """
 
+# ruff: noqa: D102 -- `Store` describes the methods of `FileSystemStore`
+
 from __future__ import annotations
 
 import bisect
@@ -142,36 +144,29 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FileSystemStore:
+class FileSystemStore(Store):
     """A store over any `pyarrow.fs` filesystem, those that wrap fsspec included."""
 
     fs: FileSystem
 
     def url(self, path: str) -> str:
-        """See `Store`."""
         return url_of(self.fs, path)
 
     def stat(self, path: str) -> Stat:
-        """See `Store`."""
         return self._request(path, lambda: self._stat(path))
 
     @property
     def can_list(self) -> bool:
-        """See `Store`."""
         protocol = getattr(self._fsspec, "protocol", ())
         return not {"http", "https"} & ({protocol} if isinstance(protocol, str) else set(protocol))
 
     def list_files(self, path: str) -> list[tuple[str, int | None]]:
-        """See `Store`."""
         return walk(self.fs, path)
 
     def open_output(self, path: str) -> NativeFile:
-        """See `Store`."""
         return self._request(path, lambda: self.fs.open_output_stream(path))
 
     def write(self, path: str, data: bytes | Buffer) -> None:
-        """See `Store`."""
-
         def write() -> None:
             with self.fs.open_output_stream(path) as sink:
                 sink.write(data)
@@ -194,7 +189,6 @@ class FileSystemStore:
         return True
 
     def delete(self, path: str) -> None:
-        """See `Store`."""
         with contextlib.suppress(FileNotFoundError):
             self._request(path, lambda: self.fs.delete_file(path))
 
@@ -203,7 +197,6 @@ class FileSystemStore:
         return attempt(lambda: self.fs.open_input_file(path), path) if self._is_local else None
 
     def read_tail(self, path: str, num_bytes: int) -> Tail:
-        """See `Store`."""
         return self._request(path, lambda: self._tail(path, num_bytes))
 
     def read_ranges(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> list[Buffer]:

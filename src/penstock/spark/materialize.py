@@ -95,7 +95,13 @@ def materialize_dataset(  # noqa: PLR0913 - Petastorm's signature
         SchemaError: What was written does not match the schema, which is not stored then.
     """
     check_session(spark)
-    row_group_bytes = _checked_size(schema, row_group_size_mb)
+    if not isinstance(schema, Unischema):
+        raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
+    row_group_bytes = None
+    if row_group_size_mb is not None:
+        if not (isinstance(row_group_size_mb, int | float) and row_group_size_mb > 0):
+            raise PlanError(f"row_group_size_mb must be more than 0, or None; got {row_group_size_mb!r}")
+        row_group_bytes = max(1, int(row_group_size_mb * (1 << 20)))
     target = _Target(dataset_url, filesystem_factory)
     before = target.begin()
     try:
@@ -107,16 +113,6 @@ def materialize_dataset(  # noqa: PLR0913 - Petastorm's signature
         raise
     finally:
         target.end()
-
-
-def _checked_size(schema: Any, row_group_size_mb: float | None) -> int | None:
-    if not isinstance(schema, Unischema):
-        raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
-    if row_group_size_mb is None:
-        return None
-    if not (isinstance(row_group_size_mb, int | float) and row_group_size_mb > 0):
-        raise PlanError(f"row_group_size_mb must be more than 0, or None; got {row_group_size_mb!r}")
-    return max(1, int(row_group_size_mb * (1 << 20)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +189,9 @@ class _Target:
     def finish(self, schema: Unischema, before: _Before, *, summary: bool) -> None:
         """Store the schema with the existing files."""
         fs, path = self._place()
-        left = self._left_by_failed(fs, path, before)
+        # Files of a job that failed before this block, and which the block has not replaced.
+        added = before.files.keys() - before.good if before.failed and before.files else set()
+        left = sorted(_data_files(fs, path).keys() & added)
         if left:
             raise PetastormMetadataGenerationError(
                 f"an earlier Spark job failed at {self.url}, and {len(left)} of its files are still there, {left[0]!r} "
@@ -204,9 +202,8 @@ class _Target:
             fs.delete_file(posixpath.join(path, MARKER))  # of an earlier attempt
         try:
             source = open_parquet(self.url, filesystem=self.filesystem, schema=schema, as_root=True)
-            columns_of(
-                source.facts.unischema.fields.values(), source.facts.arrow_schema.types
-            )  # refuses what no reader takes
+            # Refuses what no reader takes.
+            columns_of(source.facts.unischema.fields.values(), source.facts.arrow_schema.types)
         except SchemaError as error:
             reason = str(error).rpartition("; ")[0] or str(error)  # the rest is for readers
             raise SchemaError(
@@ -225,12 +222,6 @@ class _Target:
                 "mode('overwrite'), or petastorm-generate-metadata.py for a schema that describes these files"
             )
         store_schema(source, schema, summary=summary)
-
-    def _left_by_failed(self, fs: Any, path: str, before: _Before) -> list[str]:
-        """Return files of a job that failed before this block, and which the block has not replaced."""
-        if not before.failed or not before.files:
-            return []
-        return sorted(_data_files(fs, path).keys() & (before.files.keys() - before.good))
 
 
 def _data_files(fs: Any, path: str) -> dict[str, tuple[int, int]]:

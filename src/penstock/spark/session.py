@@ -116,40 +116,18 @@ def hadoop_settings(spark: Any, settings: Mapping[str, int | str]) -> Iterator[N
     Settings of a session take precedence over Hadoop's, so a classic session gets both; on Connect only the former
     exist.
     """
+    stores = [spark.conf] if is_connect(spark) else [spark.sparkContext._jsc.hadoopConfiguration(), spark.conf]
     undo: list[Callable[[], None]] = []
     try:
         for key, value in settings.items():
-            for store in _stores(spark):
-                before = store.get(key)
+            for store in stores:  # both have the same three methods
+                before = store.get(key, None)
                 undo.append(partial(store.unset, key) if before is None else partial(store.set, key, before))
                 store.set(key, str(value))
         yield
     finally:
         for step in reversed(undo):
             step()
-
-
-def _stores(spark: Any) -> list[Any]:
-    if is_connect(spark):
-        return [_Session(spark)]
-    return [spark.sparkContext._jsc.hadoopConfiguration(), _Session(spark)]
-
-
-class _Session:
-    """The settings of a session, with the three methods of Hadoop's configuration."""
-
-    def __init__(self, spark: Any) -> None:
-        self._conf = spark.conf
-
-    def get(self, key: str) -> str | None:
-        value: str | None = self._conf.get(key, None)
-        return value
-
-    def set(self, key: str, value: str) -> None:
-        self._conf.set(key, value)
-
-    def unset(self, key: str) -> None:
-        self._conf.unset(key)
 
 
 @contextmanager

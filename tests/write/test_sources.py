@@ -287,5 +287,5 @@ def test_hugging_face(tmp_path: Path) -> None:
     assert read(tmp_path / "some")["image"].to_pylist() == [files[4], files[1]]
     penstock.write(data.to_iterable_dataset(), tmp_path / "stream")
     assert read(tmp_path / "stream").equals(read(tmp_path / "d"))
-    with pytest.raises(SchemaError, match=r"give one of \['train'\]"):
+    with pytest.raises(SchemaError, match=r"pass one of \['train'\]"):
         penstock.write(datasets.DatasetDict({"train": data}), tmp_path / "x")

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 import penstock
 from penstock.codecs import CompressedImageCodec, ScalarCodec
-from penstock.write.options import available_cores
+from penstock.engine.host import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where to write; emptied of what was written")
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

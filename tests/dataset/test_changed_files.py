@@ -206,7 +206,7 @@ def test_stores_that_tell_a_time_or_tag_are_watched_too(tmp_path):
 
 
 def test_rewrite_does_not_mix_two_files(tmp_path, monkeypatch):
-    from penstock.doctor.stored import StoredRows
+    from penstock.doctor.rewriting import StoredRows
 
     root = write_three(tmp_path / "a")
     before = StoredRows._conform

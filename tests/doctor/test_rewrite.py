@@ -253,12 +253,12 @@ def test_options_that_mean_nothing_are_refused(frames: Path, tmp_path: Path, opt
 def killed_rewrite(source: Path, target: str, shuffle: bool = False) -> None:
     """Rewrite in a process that is killed once the first file is there, waiting for more rows."""
     code = (
-        "import os, signal, sys, fsspec; from penstock.doctor import rewrite, stored\n"
-        "real = stored.StoredRows.batches\n"
+        "import os, signal, sys, fsspec; from penstock.doctor import rewrite, rewriting\n"
+        "real = rewriting.StoredRows.batches\n"
         "def batches(self):\n"
         "    yield from real(self)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "stored.StoredRows.batches = batches\n"
+        "rewriting.StoredRows.batches = batches\n"
         "rewrite(sys.argv[1], sys.argv[2], rows_per_file=10, shuffle=bool(sys.argv[3]))\n"
     )
     command = [sys.executable, "-c", code, str(source), target, "yes" if shuffle else ""]

@@ -374,7 +374,7 @@ HEAD = """
     import penstock
     from penstock.errors import PlanError
     from penstock.jax import loader
-    from penstock.jax._layout import part_of
+    from penstock.jax._convert import part_of
 
     def ids(array):
         return sorted((s.index[0].start or 0, np.asarray(s.data).tolist()) for s in array.addressable_shards)

@@ -51,7 +51,7 @@ def only(url, **options):
 
 def static(url, **options):
     """Choose the masks as for arrays that span processes."""
-    from penstock.jax._masks import choose
+    from penstock.jax._convert import choose
 
     dataset = penstock.open(url)
     nulls = options.pop("nulls", "mask")
@@ -83,8 +83,7 @@ def test_padded_columns_have_no_mask(tmp_path):
 
 
 def test_the_columns_of_a_batch_do_not_depend_on_its_rows(url):
-    from penstock.jax._convert import Convert
-    from penstock.jax._layout import Layout
+    from penstock.jax._convert import Convert, Layout
 
     convert = Convert(Layout.of(None), static(url))
     with penstock.open(url).loader(batch_size=4) as plain:

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from penstock.errors import DatasetNotFound, PlanError
-from penstock.jobs.pairs import Resolver, expand_braces, make_pairs
+from penstock.jobs.files import Resolver, expand_braces, make_pairs
 
 STORE = Resolver(None, None)
 

@@ -153,7 +153,7 @@ def test_a_copy_onto_into_or_around_its_source_is_refused(spark, tmp_path):
     ],
 )
 def test_places_on_stores_are_compared_by_name(one, other, overlap):
-    from penstock.spark.copy import _refuse_overlap
+    from penstock.spark.materialize import _refuse_overlap
 
     if overlap:
         with pytest.raises(PlanError, match="nothing was done"):

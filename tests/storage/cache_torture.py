@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.storage import cache_files
+from penstock.storage.cache_files import UsageCounter
 from penstock.storage.disk_cache import DiskCache
-from penstock.storage.usage_counter import UsageCounter
 
 PROCESSES = 8
 KEYS = 60

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from penstock.storage import cache_files
+from penstock.storage.cache_files import UsageCounter
 from penstock.storage.disk_cache import DiskCache
-from penstock.storage.usage_counter import UsageCounter
 from tests.depth import depth
 from tests.house import ROOT
 from tests.storage.cache_torture import LIMIT, PROCESSES, right

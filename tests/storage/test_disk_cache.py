@@ -14,9 +14,8 @@ import pytest
 
 from penstock.errors import PenstockWarning
 from penstock.storage import cache_files, disk_cache
-from penstock.storage.cache_files import HEADER_BYTES, cost_of, entry_path
+from penstock.storage.cache_files import HEADER_BYTES, UsageCounter, cost_of, entry_path
 from penstock.storage.disk_cache import DiskCache
-from penstock.storage.usage_counter import UsageCounter
 
 ENTRY = 8192  # what an entry of these tests takes on disk
 

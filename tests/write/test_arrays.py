@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.write.arrays import quick_array, quick_column
-from penstock.write.buffer_pool import LEAST_BYTES, MOST_BYTES, BufferPool
+from penstock.write.arrays import LEAST_BYTES, MOST_BYTES, BufferPool, quick_array, quick_column
 from tests.depth import depth
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]

@@ -14,8 +14,8 @@ import pytest
 from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.errors import ColumnNotFound, SchemaError
 from penstock.schema.unischema import Unischema, UnischemaField
-from penstock.write import encode_task, write
 from penstock.write import files as files_module
+from penstock.write import options, write
 
 SCHEMA = Unischema(
     "S",
@@ -83,7 +83,7 @@ def test_row_groups_and_files_are_cut_in_each_folder(tmp_path: Path) -> None:
 def test_many_partitions_stay_within_memory_and_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_module, "OPEN_FILES", 3)
     monkeypatch.setattr(files_module, "BUFFERED_GROUPS", 1)
-    monkeypatch.setattr(encode_task, "BATCH_ROWS", 7)
+    monkeypatch.setattr(options, "BATCH_ROWS", 7)
     data = [{"id": i, "day": i % 20, "city": None} for i in range(400)]
     write(iter(data), tmp_path / "d", SCHEMA, partition_by="day", row_group_bytes=100)
     got = pads.dataset(tmp_path / "d", format="parquet", partitioning="hive").to_table(["id", "day"]).to_pylist()

@@ -17,7 +17,7 @@ from penstock.codecs import (
     ScalarCodec,
 )
 from penstock.schema.unischema import Unischema, UnischemaField
-from penstock.write.defensive_copy import own
+from penstock.write.arrays import own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,8 +172,8 @@ def test_columns_given_to_extend_may_be_used_again(tmp_path: Path) -> None:
 
 
 def test_what_waits_is_counted(tmp_path: Path) -> None:
-    from penstock.write.rows import Hands, RowBuffer
     from penstock.write.sources import schema_layout
+    from penstock.write.tasks import Hands, RowBuffer
 
     layout = schema_layout(schema(np.float64, (None,)), ())
     for value in (np.zeros(1000), [0.0] * 1000, [[0.0] * 500] * 2):
@@ -197,8 +197,8 @@ def test_what_cannot_change_is_not_copied() -> None:
 
 
 def test_rows_of_a_list_are_not_copied() -> None:
-    from penstock.write.rows import Hands, RowBuffer
     from penstock.write.sources import schema_layout
+    from penstock.write.tasks import Hands, RowBuffer
 
     value = np.zeros(3, np.int32)
     for copy in (False, True):

@@ -1,6 +1,6 @@
 """Parse the command line, run one command, turn errors into one line.
 
-Commands are imported only when they run, so `--help` and mistakes are answered at once. Nothing here opens a dataset.
+The commands are imported only when one runs, so `--help` and mistakes are answered at once. Opens no dataset.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; `arguments` defaults to those of the process."""
     options = _parser().parse_args(_current(sys.argv[1:] if arguments is None else arguments))
     try:
+        from penstock.cli.commands import run
+
         with warnings.catch_warnings():
             warnings.simplefilter("default", PenstockWarning)
             warnings.showwarning = _show_warning
-            text, status = _run(options)
+            text, status = run(options)
             print(printable(text, lines=True), flush=True)
             return status
     except BrokenPipeError:  # `penstock head URL | head -1`
@@ -73,41 +75,6 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M, 1GiB or a number of bytes") from None
 
 
-def _run(options: argparse.Namespace) -> tuple[str, int]:
-    """Return what a command prints and its exit status."""
-    if options.command == "info":
-        from penstock.cli.info import info
-
-        return info(_open(options)), 0
-    if options.command == "head":
-        from penstock.cli.head import head
-
-        return head(_open(options), options.rows), 0
-    if options.command == "doctor":
-        from penstock.cli.doctor import doctor
-
-        return doctor(options)
-    if options.command == "rewrite":
-        from penstock.cli.rewrite import rewrite
-
-        return rewrite(options), 0
-    if options.command == "bench":
-        from penstock.cli.bench import bench
-
-        return bench(_open(options), options), 0
-    from penstock.cli.plan import plan
-
-    return plan(_open(options), options), 0
-
-
-def _open(options: argparse.Namespace) -> Any:
-    import penstock
-
-    storage = dict(options.storage_option) or None
-    sources = options.url if len(options.url) > 1 else options.url[0]
-    return penstock.open(sources, columns=options.columns, storage_options=storage)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock",
@@ -115,99 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _command(commands, "info", "schema, rows, files, row groups and sizes")
-    head = _command(commands, "head", "the first rows, arrays in short")
-    head.add_argument("-n", "--rows", type=_count, default=5, help="how many rows (default 5)")
-    _add_plan_options(_command(commands, "plan", "what a loader would do: steps, lanes, memory, bytes read"))
-    _add_bench_options(_command(commands, "bench", "how fast a loader reads a dataset, and where the time goes"))
-    _add_doctor_options(_command(commands, "doctor", "what is wrong with a dataset for training", columns=False))
-    _add_rewrite_options(_command(commands, "rewrite", "a dataset again, in another layout", columns=False))
+    for name, (summary, options) in _COMMANDS.items():
+        verb = {"rewrite": "Write", "bench": "Measure"}.get(name, "Print")
+        command = commands.add_parser(name, help=summary, description=f"{verb} {summary}.")
+        for flag, keywords in (_URL | options | _STORE).items():
+            command.add_argument(*flag.split(), **keywords)
     return parser
-
-
-def _command(commands: Any, name: str, summary: str, *, columns: bool = True) -> argparse.ArgumentParser:
-    verb = {"rewrite": "Write", "bench": "Measure"}.get(name, "Print")
-    made: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=f"{verb} {summary}.")
-    made.add_argument(
-        "url", nargs="+", metavar="URL", help="folder, file or pattern: a path or any URL that fsspec knows"
-    )
-    if columns:
-        made.add_argument(
-            "--columns", type=_names, metavar="A,B", help="only these columns; regular expressions allowed"
-        )
-    made.add_argument(
-        "--storage-option",
-        type=_pair,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for the URL's filesystem",
-    )
-    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return made
-
-
-def _add_plan_options(command: argparse.ArgumentParser) -> None:
-    _add_order_options(command, shuffle="no")
-    add = command.add_argument
-    add("--world", type=_positive, default=1, help="number of ranks (default 1)")
-    add("--rank", type=_count, default=0, help="whose part (default 0)")
-    add(
-        "--remainder", choices=["drop", "pad", "uneven"], default="drop", help="rows that do not divide among the ranks"
-    )
-    add("--drop-last", action="store_true", help="leave out a last batch that is not full")
-
-
-def _add_order_options(command: argparse.ArgumentParser, *, shuffle: str) -> None:
-    add = command.add_argument
-    add("--batch-size", type=_positive, default=256, help="rows of a batch on each rank (default 256)")
-    add("--shuffle", nargs="?", const="rows", choices=_SHUFFLES, default=shuffle,
-        help=f"rows: all rows, through a buffer; groups: row groups only (default {shuffle}, without a value: rows)",
-    )  # fmt: skip
-    add("--seed", type=int, default=0, help="selects the order (default 0)")
-    add("--lanes", type=_positive, help="lanes of the shuffled order (default: chosen)")
-    add("--shuffle-bytes", type=size, metavar="SIZE", help="shuffle buffer of the whole job (default 1GiB)")
-
-
-def _add_bench_options(command: argparse.ArgumentParser) -> None:
-    _add_order_options(command, shuffle="rows")
-    add = command.add_argument
-    add("--framework", choices=["numpy", "torch", "tensorflow", "jax"], default="numpy", help="default: numpy")
-    add("--device", help="with torch: where tensors go, e.g. cuda")
-    add("--workers", type=_positive, help="threads or processes (default: the cores)")
-    add("--pool", choices=["thread", "process", "serial"], help="default: thread")
-    add("--memory-bytes", type=size, metavar="SIZE", help="e.g. 2GiB (default 3GiB)")
-    add("--seconds", type=float, default=3.0, help="of each timed stretch (default 3)")
-    add("--batches", type=_positive, help="of each timed stretch, instead of --seconds")
-    add("--warm-up", type=float, default=1.0, metavar="SECONDS", help="before a loader is timed (default 1)")
-    add("--rounds", type=int, default=3, help="turns of loader and limit (default 3)")
-    add("--json", action="store_true", help="print the figures as one line of JSON")
-
-
-def _add_doctor_options(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("--label", metavar="COLUMN", help="column by which rows should be mixed (default: one with a usual name)")
-    add("--world", type=_positive, help="ranks of the run (default 8)")
-    add("--batch-size", type=_positive, help="rows of a batch on each rank (default 256)")
-    add("--row-group-bytes", type=size, metavar="SIZE", help="size of row groups to aim at (default 16MiB)")
-    add("--shuffle-bytes", type=size, metavar="SIZE", help="shuffle buffer of the run (default 1GiB)")
-    add("--json", action="store_true", help="print JSON; the exit status is 3 where there is a problem, either way")
-
-
-def _add_rewrite_options(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("out", metavar="OUT", help="where to write: a folder that is not there yet")
-    add("--row-group-bytes", type=size, metavar="SIZE", help="most encoded bytes of a row group (default 16MiB)")
-    add("--rows-per-file", type=_positive, metavar="ROWS", help="default: files of about 512 MiB")
-    add("--shuffle", action="store_true", help="permute all rows, uniformly, in bounded memory")
-    add("--seed", type=int, help="picks the permutation (default 0)")
-    add("--compression", metavar="CODEC", help="snappy, zstd, lz4, gzip, none (default: auto)")
-    add("--partition-by", type=_names, metavar="A,B", help="columns that become folders; '' for none "
-        "(default: as they are)")  # fmt: skip
-    add("--skip-bad-files", action="store_true", help="leave out files that cannot be read")
-    add("--overwrite", action="store_true", help="replace the dataset at OUT")
-    add("--memory-bytes", type=size, metavar="SIZE", help="rows that a shuffle may hold (default 1GiB)")
-    add("--temp-folder", metavar="FOLDER", help="where a shuffle keeps the rows that it cannot hold")
 
 
 class _Version(argparse.Action):
@@ -244,6 +124,120 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+
+
+_URL: dict[str, dict[str, Any]] = {
+    "url": {"nargs": "+", "metavar": "URL", "help": "folder, file or pattern: a path or any URL that fsspec knows"},
+}
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "--columns": {"type": _names, "metavar": "A,B", "help": "only these columns; regular expressions allowed"},
+}
+_STORE: dict[str, dict[str, Any]] = {
+    "--storage-option": {
+        "type": _pair, "action": "append", "default": [], "metavar": "KEY=VALUE", "help": "for the URL's filesystem",
+    },
+    "--debug": {"action": "store_true", "help": "show the traceback of an error"},
+}  # fmt: skip
+
+
+def _order(shuffle: str) -> dict[str, dict[str, Any]]:
+    """Return the options that plan and bench share; `shuffle` is the default of `--shuffle`."""
+    return {
+        "--batch-size": {"type": _positive, "default": 256, "help": "rows of a batch on each rank (default 256)"},
+        "--shuffle": {
+            "nargs": "?", "const": "rows", "choices": _SHUFFLES, "default": shuffle,
+            "help": f"rows: all rows, through a buffer; groups: row groups only (default {shuffle}, without a value: "
+            "rows)",
+        },
+        "--seed": {"type": int, "default": 0, "help": "selects the order (default 0)"},
+        "--lanes": {"type": _positive, "help": "lanes of the shuffled order (default: chosen)"},
+        "--shuffle-bytes": {
+            "type": size, "metavar": "SIZE", "help": "shuffle buffer of the whole job (default 1GiB)",
+        },
+    }  # fmt: skip
+
+
+_COMMANDS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "info": ("schema, rows, files, row groups and sizes", _COLUMNS),
+    "head": (
+        "the first rows, arrays in short",
+        _COLUMNS | {"-n --rows": {"type": _count, "default": 5, "help": "how many rows (default 5)"}},
+    ),
+    "plan": (
+        "what a loader would do: steps, lanes, memory, bytes read",
+        _COLUMNS | _order("no") | {
+            "--world": {"type": _positive, "default": 1, "help": "number of ranks (default 1)"},
+            "--rank": {"type": _count, "default": 0, "help": "which part (default 0)"},
+            "--remainder": {
+                "choices": ["drop", "pad", "uneven"], "default": "drop",
+                "help": "rows that do not divide among the ranks",
+            },
+            "--drop-last": {"action": "store_true", "help": "leave out a last batch that is not full"},
+        },
+    ),
+    "bench": (
+        "how fast a loader reads a dataset, and where the time goes",
+        _COLUMNS | _order("rows") | {
+            "--framework": {
+                "choices": ["numpy", "torch", "tensorflow", "jax"], "default": "numpy", "help": "default: numpy",
+            },
+            "--device": {"help": "with torch: where tensors go, e.g. cuda"},
+            "--workers": {"type": _positive, "help": "threads or processes (default: the cores)"},
+            "--pool": {"choices": ["thread", "process", "serial"], "help": "default: thread"},
+            "--memory-bytes": {"type": size, "metavar": "SIZE", "help": "e.g. 2GiB (default 3GiB)"},
+            "--seconds": {"type": float, "default": 3.0, "help": "of each timed interval (default 3)"},
+            "--batches": {"type": _positive, "help": "of each timed interval, instead of --seconds"},
+            "--warm-up": {
+                "type": float, "default": 1.0, "metavar": "SECONDS", "help": "before a loader is timed (default 1)",
+            },
+            "--rounds": {"type": int, "default": 3, "help": "turns of loader and limit (default 3)"},
+            "--json": {"action": "store_true", "help": "print the figures as one line of JSON"},
+        },
+    ),
+    "doctor": (
+        "what is wrong with a dataset for training",
+        {
+            "--label": {
+                "metavar": "COLUMN",
+                "help": "column by which rows should be mixed (default: one with a usual name)",
+            },
+            "--world": {"type": _positive, "help": "ranks of the run (default 8)"},
+            "--batch-size": {"type": _positive, "help": "rows of a batch on each rank (default 256)"},
+            "--row-group-bytes": {
+                "type": size, "metavar": "SIZE", "help": "size of row groups to aim at (default 16MiB)",
+            },
+            "--shuffle-bytes": {"type": size, "metavar": "SIZE", "help": "shuffle buffer of the run (default 1GiB)"},
+            "--json": {
+                "action": "store_true",
+                "help": "print JSON; the exit status is 3 where there is a problem, either way",
+            },
+        },
+    ),
+    "rewrite": (
+        "a dataset again, in another layout",
+        {
+            "out": {"metavar": "OUT", "help": "where to write: a folder that is not there yet"},
+            "--row-group-bytes": {
+                "type": size, "metavar": "SIZE", "help": "most encoded bytes of a row group (default 16MiB)",
+            },
+            "--rows-per-file": {"type": _positive, "metavar": "ROWS", "help": "default: files of about 512 MiB"},
+            "--shuffle": {"action": "store_true", "help": "permute all rows, uniformly, in bounded memory"},
+            "--seed": {"type": int, "help": "selects the permutation (default 0)"},
+            "--compression": {"metavar": "CODEC", "help": "snappy, zstd, lz4, gzip, none (default: auto)"},
+            "--partition-by": {
+                "type": _names, "metavar": "A,B",
+                "help": "columns that become folders; '' for none (default: as they are)",
+            },
+            "--skip-bad-files": {"action": "store_true", "help": "leave out files that cannot be read"},
+            "--overwrite": {"action": "store_true", "help": "replace the dataset at OUT"},
+            "--memory-bytes": {"type": size, "metavar": "SIZE", "help": "rows that a shuffle may hold (default 1GiB)"},
+            "--temp-folder": {
+                "metavar": "FOLDER", "help": "where a shuffle keeps the rows that it cannot hold",
+            },
+        },
+    ),
+}  # fmt: skip
+"""Summary and options of every command."""
 
 
 def _one_line(error: Exception) -> str:

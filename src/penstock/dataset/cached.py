@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.dataset.read import StoredRowGroup
     from penstock.storage.cache import ChunkCache
-    from penstock.storage.ranges import Range
+    from penstock.storage.store import Range
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from penstock.dataset.sizes import leaf_paths
 from penstock.errors import BadFile, FileChanged, StoreError
 from penstock.schema.arrow import flatten_structs
 from penstock.storage.faults import attempt
-from penstock.storage.range_file import open_ranges
+from penstock.storage.store import open_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.dataset.catalog import DataFile
     from penstock.dataset.expand import MemoryLimit, Unknown
     from penstock.dataset.footers import Footer, Seen
-    from penstock.storage.ranges import Range
+    from penstock.storage.store import Range
 
 CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15
 """Whether this pyarrow can verify page checksums."""

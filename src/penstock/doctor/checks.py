@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.doctor.facts import LayoutFacts
-    from penstock.doctor.row_sizes import Rows
-    from penstock.doctor.target_layout import Aim, ReadFactor, TrainingRun
+    from penstock.doctor.target_layout import Aim, ReadFactor, Rows, TrainingRun
     from penstock.plan.plan import Plan
 
 STORE_S, STORE_READS = 0.03, 32

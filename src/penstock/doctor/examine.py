@@ -1,6 +1,6 @@
 """`penstock.doctor.examine`: what is wrong with a dataset for training, how much it costs, and what to do.
 
-Sees all parts of the doctor: `facts` reads footers, `row_sizes` rows, `target_layout` says what a rewrite would make,
+Sees all parts of the doctor: `facts` reads footers, `target_layout` weighs rows and says what a rewrite would make,
 `checks` and `labels` judge, `report` is the result. Changes nothing on disk.
 """
 
@@ -16,8 +16,7 @@ from penstock.doctor import checks
 from penstock.doctor.facts import gather_facts
 from penstock.doctor.labels import check_label, find_label
 from penstock.doctor.report import DoctorReport, Finding
-from penstock.doctor.row_sizes import weigh
-from penstock.doctor.target_layout import TrainingRun, aim
+from penstock.doctor.target_layout import TrainingRun, aim, weigh
 from penstock.errors import BadFile, MetadataError, PlanError, SchemaError
 from penstock.options import SHUFFLE_BYTES, warn_renamed
 

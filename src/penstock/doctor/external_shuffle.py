@@ -126,16 +126,8 @@ def _through_files(
     num_files = min(_MOST_FILES, max(8, math.ceil(2 * num_bytes / spill.limit)), span[1] - span[0])
     bounds = [span[0] + (span[1] - span[0]) * index // num_files for index in range(num_files + 1)]
     paths = [os.path.join(spill.folder, f"{next(spill.count)}.arrow") for _ in range(num_files)]
-    sizes = _spread(batches, np.array(bounds[:-1], np.uint64), paths, spill)
-    for index, path in enumerate(paths):
-        if sizes[index]:
-            part = bounds[index], bounds[index + 1]
-            yield from _sorted(_read(path), part, float(sizes[index]), spill)
-            os.remove(path)
-
-
-def _spread(batches: Iterator[pa.RecordBatch], first: NDArray[np.uint64], paths: list[str], spill: Spill) -> list[int]:
-    """Append every row to the file of its range; return the bytes of the rows of each file in memory."""
+    # Append every row to the file of its range, and count the bytes that the rows of each file take in memory.
+    first = np.array(bounds[:-1], np.uint64)
     sizes = [0] * len(paths)
     held: list[pa.RecordBatch] = []
     size = 0
@@ -147,7 +139,11 @@ def _spread(batches: Iterator[pa.RecordBatch], first: NDArray[np.uint64], paths:
             _append(held, first, paths, sizes)
             size = 0
     _append(held, first, paths, sizes)
-    return sizes
+    for index, path in enumerate(paths):
+        if sizes[index]:
+            part = bounds[index], bounds[index + 1]
+            yield from _sorted(_read(path), part, float(sizes[index]), spill)
+            os.remove(path)
 
 
 def _append(held: list[pa.RecordBatch], first: NDArray[np.uint64], paths: list[str], sizes: list[int]) -> None:

@@ -115,13 +115,24 @@ def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesys
 
         def look(file: DataFile, footer: Footer, size: int) -> None:
             schema = footer.arrow.schema.to_arrow_schema()
+            plain = {field.name for field in schema if is_plain(field.type)}
+            chunks = footer.chunks
+            without: dict[str, tuple[int, int]] = {}
+            for name in sorted(plain & chunks.flat.keys()):
+                leaf = chunks.flat[name]
+                nulls, num_values = chunks.null_count[:, leaf], chunks.num_values[:, leaf]
+                # Only nulls, or NaN, have no minimum: no writer stores one.
+                silent = (nulls >= 0) & ((nulls == num_values) | pa.types.is_floating(schema.field(name).type))
+                lacking = [group for group in np.flatnonzero(~silent).tolist() if not chunks.has_bounds(group, leaf)]
+                if lacking:
+                    without[name] = len(lacking), int(chunks.compressed_bytes[lacking, leaf].sum())
             found[id(file)] = FileFacts(
                 path=file.relative,
                 size=size,
                 rows=tuple(rows_of(footer)),
                 schema=schema.remove_metadata(),
                 stored=bool({SCHEMA_KEY, PETASTORM_SCHEMA_KEY} & set(footer.arrow.metadata or {})),
-                no_statistics=_no_statistics(footer, schema),
+                no_statistics=without,
             )
             bar.update()
 
@@ -130,21 +141,6 @@ def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesys
     good = [found[id(file)] for file in files if id(file) in found]
     named = [(file.relative, bad[file.path]) for file in files if id(file) not in found]
     return _with_side_files(good, named, files[0]), scan
-
-
-def _no_statistics(footer: Footer, schema: pa.Schema) -> dict[str, tuple[int, int]]:
-    plain = {field.name for field in schema if is_plain(field.type)}
-    chunks = footer.chunks
-    found: dict[str, tuple[int, int]] = {}
-    for name in sorted(plain & chunks.flat.keys()):
-        leaf = chunks.flat[name]
-        nulls, num_values = chunks.null_count[:, leaf], chunks.num_values[:, leaf]
-        # Only nulls, or NaN, have no minimum: no writer stores one.
-        silent = (nulls >= 0) & ((nulls == num_values) | pa.types.is_floating(schema.field(name).type))
-        lacking = [group for group in np.flatnonzero(~silent).tolist() if not chunks.has_bounds(group, leaf)]
-        if lacking:
-            found[name] = len(lacking), int(chunks.compressed_bytes[lacking, leaf].sum())
-    return found
 
 
 def is_plain(kind: pa.DataType) -> bool:

@@ -114,7 +114,14 @@ def mixture(groups: Sequence[NDArray[np.int64]], batch_size: int, chunks_per_bat
     each = max(1, round(chunks_per_batch or len(groups)))
     stored, shuffled, whole = [], [], []
     for _ in range(TRIALS):
-        stored.append(_neighbours(groups, batch_size, rng))
+        # A batch of consecutive rows, over as many row groups as needed.
+        first = int(rng.integers(len(groups)))
+        start = int(rng.integers(len(groups[first])))
+        picked, group = groups[first][start : start + batch_size], first + 1
+        while len(picked) < batch_size and group < len(groups):
+            picked = np.concatenate([picked, groups[group][: batch_size - len(picked)]])
+            group += 1
+        stored.append(len(np.unique(picked)))
         chosen = rng.choice(len(groups), size=min(each, batch_size), replace=each > len(groups))
         share = np.bincount(np.arange(batch_size) % len(chosen))
         rows = [rng.choice(groups[group], size=count) for group, count in zip(chosen, share, strict=True)]
@@ -122,14 +129,3 @@ def mixture(groups: Sequence[NDArray[np.int64]], batch_size: int, chunks_per_bat
         whole.append(len(np.unique(rng.choice(everything, size=batch_size))))
     stored_mean, shuffled_mean, whole_mean = (float(np.mean(counts)) for counts in (stored, shuffled, whole))
     return Mixture(stored_mean, shuffled_mean, whole_mean, len(np.unique(everything)))
-
-
-def _neighbours(groups: Sequence[NDArray[np.int64]], batch_size: int, rng: np.random.Generator) -> int:
-    """Return the number of labels in a batch of consecutive rows, over as many row groups as needed."""
-    first = int(rng.integers(len(groups)))
-    start = int(rng.integers(len(groups[first])))
-    rows, group = groups[first][start : start + batch_size], first + 1
-    while len(rows) < batch_size and group < len(groups):
-        rows = np.concatenate([rows, groups[group][: batch_size - len(rows)]])
-        group += 1
-    return len(np.unique(rows))

@@ -23,9 +23,7 @@ try:
 except ImportError:
     raise ImportError("penstock.jax needs JAX: pip install 'penstock[jax]'") from None
 
-from penstock.jax._convert import Convert
-from penstock.jax._layout import Layout
-from penstock.jax._masks import check_names, choose
+from penstock.jax._convert import Convert, Layout, check_names, choose
 
 if TYPE_CHECKING:
     import os

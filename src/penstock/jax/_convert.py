@@ -2,10 +2,16 @@
 
 `Convert` is called with every batch, after the engine and before the devices. Numbers are never changed silently: JAX
 would wrap what does not fit, here it is an error. What JAX has no dtype for stays on the host (docs/types.md).
+
+`Masks` are decided once, when a loader is made: where processes form one array together, each must run the same program
+and have the same columns, whatever rows it has read. `Layout.of` checks what the user gave as `sharding=`; the engine's
+rank and world follow from it, so that processes which hold the same rows read the same rows.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,14 +19,17 @@ import jax
 import numpy as np
 
 from penstock.codecs.arrow_fixed import fill_value
-from penstock.errors import SchemaError
-from penstock.jax._masks import VALID, refuse_missing
+from penstock.engine.host import FoundRank, announce
+from penstock.errors import ColumnNotFound, PlanError, SchemaError, close_names
+from penstock.nulls import check_nulls
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from numpy.typing import NDArray
 
-    from penstock.jax._layout import Layout
-    from penstock.jax._masks import Masks
+    from penstock.engine.base_loader import BaseLoader
+    from penstock.engine.loader import Loader as NativeLoader
 
     Batch = dict[str, Any]
 
@@ -150,3 +159,212 @@ def narrowed(name: str, values: NDArray[Any]) -> NDArray[Any]:
             "jax.config.update('jax_enable_x64', True), leave the column out, or change it by transform="
         )
     return narrow
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of a batch that this process holds under a sharding."""
+
+    index: int
+    """Which part of the batch, in order."""
+    count: int
+    """Into how many parts the processes cut it; 1 where all hold all rows."""
+    num_shards: int
+    """Into how many shards the devices of this process cut the part."""
+
+
+def part_of(sharding: Any) -> Part:
+    """Return this process's part of the first axis; several processes may hold the same one.
+
+    The rank of the process would be wrong under tensor or pipeline parallelism, where some share their rows.
+    """
+    devices = sharding.device_set
+    rows: dict[int, set[tuple[int, int]]] = {}
+    for device, (cut, *_) in cut_to(sharding, 1).devices_indices_map((len(devices),)).items():
+        start, stop, _ = cut.indices(len(devices))
+        rows.setdefault(device.process_index, set()).add((start, stop))
+    held = {process: tuple(sorted(cuts)) for process, cuts in rows.items()}
+    parts = sorted(set(held.values()))
+    here = jax.process_index()
+    if here not in held:
+        raise PlanError(f"sharding has no device of this process ({here} of {jax.process_count()}): {sharding}")
+    if len({cut for part in parts for cut in part}) != sum(map(len, parts)) or len({len(p) for p in parts}) > 1:
+        raise PlanError(f"processes must hold the same rows of a batch or different ones, not partly; {sharding}")
+    return Part(parts.index(held[here]), len(parts), len(held[here]))
+
+
+@functools.lru_cache(maxsize=256)
+def cut_to(sharding: Any, num_axes: int) -> Any:
+    """Return a sharding for arrays of so many axes: a longer PartitionSpec loses its end."""
+    spec = getattr(sharding, "spec", None)
+    if spec is None or len(spec) <= num_axes:
+        return sharding
+    kept = jax.sharding.PartitionSpec(*tuple(spec)[:num_axes])
+    return jax.sharding.NamedSharding(sharding.mesh, kept, memory_kind=sharding.memory_kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the columns of a batch go, and which part of it this process reads."""
+
+    default: Any
+    """Sharding of the columns that have none of their own; None: the default device."""
+    by_name: Mapping[str, Any]
+    """Shardings of single columns."""
+    part: Part | None
+    """None where there is no sharding."""
+
+    @classmethod
+    def of(cls, given: Any) -> Layout:
+        """Check what the user gave: a sharding, a device, a dict of them, or None."""
+        if given is None:
+            return cls(None, {}, None)
+        by_name = {name: _as_sharding(one) for name, one in given.items()} if hasattr(given, "items") else {}
+        default = None if hasattr(given, "items") else _as_sharding(given)
+        parts = {part_of(one) for one in ([default] if default is not None else by_name.values())}
+        if len(parts) > 1:
+            raise PlanError(f"the shardings of all columns must cut the batch alike; got {sorted(map(str, parts))}")
+        return cls(default, by_name, parts.pop() if parts else None)
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Columns that the user has named; names of masks may be names of nothing."""
+        return frozenset(name for name in self.by_name if not name.endswith(VALID))
+
+    @property
+    def needs_equal_batches(self) -> bool:
+        """Whether processes form one array together."""
+        return self.part is not None and self.part.count > 1
+
+    def rank_and_world(self, rank: int | None, world: int | None) -> tuple[int | None, int | None]:
+        """Return the arguments, else the place of this process in JAX; None, None for the engine to look elsewhere."""
+        count = 1 if self.part is None else self.part.count
+        if world is not None or rank is not None:
+            if count not in (1, world):
+                raise PlanError(
+                    f"sharding cuts the batch into {count} parts, but world={world}; leave rank and world out"
+                )
+            return rank, world
+        if jax.process_count() == 1:
+            return None, None
+        if self.part is not None:
+            logger.info("rank %d of %d, from the sharding", self.part.index, count)
+            return self.part.index, count
+        announce(FoundRank(jax.process_index(), jax.process_count(), "JAX's process index"))
+        return jax.process_index(), jax.process_count()
+
+    def check_batches(self, loader: NativeLoader) -> None:
+        """Refuse batches that the devices cannot share, the last one of an epoch included."""
+        if self.part is None or self.part.num_shards == 1:
+            return
+        self.check_rows(loader.batch_size)
+        plan = loader.plan
+        if plan.share.remainder != "uneven":
+            self.check_rows(plan.share.kept(plan.num_rows, loader.rank) % loader.batch_size)
+
+    def check_rows(self, num_rows: int) -> None:
+        """Refuse a batch that does not divide among this process's devices."""
+        if self.part is not None and num_rows % self.part.num_shards:
+            raise PlanError(
+                f"a batch of {num_rows} rows does not divide among {self.part.num_shards} shards on this process; "
+                "choose a batch_size that does, and drop_last=True where the last batch of an epoch is shorter"
+            )
+
+    def put(self, arrays: dict[str, NDArray[Any]], owners: Mapping[str, str]) -> dict[str, Any]:
+        """Start the copies to the devices and return the arrays; on the CPU they share memory where it is aligned.
+
+        `owners`: mask to its column, with which it goes where it has no place of its own.
+        """
+        if self.default is None and not self.by_name:
+            return cast("dict[str, Any]", jax.device_put(arrays))
+        places = {name: self._place(name, owners.get(name, name), array.ndim) for name, array in arrays.items()}
+        here = {name: array for name, array in arrays.items() if _is_local(places[name])}
+        placed = jax.device_put(here, {name: places[name] for name in here})
+        return {name: placed[name] if name in placed else self._joined(arrays[name], places[name]) for name in arrays}
+
+    def _place(self, name: str, owner: str, num_axes: int) -> Any:
+        place = self.by_name.get(name, self.by_name.get(owner, self.default))
+        return None if place is None else cut_to(place, num_axes)
+
+    def _joined(self, array: NDArray[Any], sharding: Any) -> Any:
+        shape = (len(array) * cast("Part", self.part).count, *array.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, array, shape)
+
+
+def _as_sharding(given: Any) -> Any:
+    if isinstance(given, jax.sharding.Sharding):
+        return given
+    if isinstance(given, jax.Device):
+        return jax.sharding.SingleDeviceSharding(given)
+    raise PlanError(f"sharding takes a jax.sharding.Sharding, a jax.Device or a dict of them; got {given!r}")
+
+
+def _is_local(sharding: Any) -> bool:
+    return sharding is None or bool(sharding.is_fully_addressable)
+
+
+VALID = "_valid"
+"""What the name of a mask ends with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What becomes of nulls."""
+
+    always: frozenset[str] = frozenset()
+    """Columns with a mask in every batch."""
+    refuse: bool = False
+    """Whether a null in any other column is an error; else masked arrays have a mask."""
+    same: bool = False
+    """Whether this was decided for processes that form one array: of columns on the device only."""
+    wanted: frozenset[str] = frozenset()
+    """The columns that the user has named."""
+
+
+def choose(nulls: Any, native: BaseLoader, *, same: bool) -> Masks:
+    """Return what `nulls=` asks for; `same`: every process must have the same columns in every batch."""
+    names = check_nulls(nulls, native.columns, owner="penstock.jax.loader")
+    if names is None:
+        if not same:
+            return Masks()
+        masks = Masks(_stacked(native), refuse=True, same=True)
+        advice = "select other columns, rename it by transform=, or use nulls='error'"
+    else:
+        masks, advice = Masks(names, refuse=True, wanted=names), "select others"
+    known = native.columns or ()
+    clash = sorted(f"{name}{VALID}" for name in masks.always if f"{name}{VALID}" in known)
+    if clash:
+        raise PlanError(f"the dataset has the column {clash[0]!r} already, where the mask would go; {advice}")
+    return masks
+
+
+def check_names(option: str, names: Iterable[str], native: BaseLoader) -> None:
+    """Refuse names that no batch will have, where that is known by now."""
+    known = native.columns
+    if known is not None:
+        refuse_missing(option, names, known)
+
+
+def refuse_missing(option: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ColumnNotFound unless a batch has all these columns."""
+    known = list(known)
+    for name in sorted(names):
+        if name not in known:
+            raise ColumnNotFound(f"{option}= names the column {name!r}; {close_names(name, known)}")
+
+
+# -- what may be null -------------------------------------------------------------------------------------------------
+
+
+def _stacked(native: BaseLoader) -> frozenset[str]:
+    """Return the columns on the device that may hold nulls; what stays on the host tells its nulls itself."""
+    found: set[str] = set()
+    for loader in native.inside():
+        for one in loader.output_columns():
+            on_device = one.read is None or one.read.form in ("fixed", "cells")
+            if one.nullable and one.padding is None and on_device:
+                found.add(one.name)
+    return frozenset(found)

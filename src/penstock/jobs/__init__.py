@@ -4,7 +4,6 @@ Works on whole files and knows nothing of their content. Every output appears co
 is simply run again.
 """
 
-from penstock.jobs.map_files import map_files
-from penstock.jobs.report import FailedAttempt, JobReport
+from penstock.jobs.map_files import FailedAttempt, JobReport, map_files
 
 __all__ = ["FailedAttempt", "JobReport", "map_files"]

@@ -6,8 +6,7 @@ package.
 """
 
 from penstock.schema.encode import dict_to_spark_row, insert_explicit_nulls
-from penstock.spark.copy import copy_dataset
-from penstock.spark.materialize import materialize_dataset
+from penstock.spark.materialize import copy_dataset, materialize_dataset
 from penstock.spark.rdd import dataset_as_rdd
 from penstock.spark.write import write
 

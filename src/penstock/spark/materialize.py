@@ -11,14 +11,19 @@ Cases:
 - the block raises, and the files are unchanged: nothing is marked;
 - the driver is killed: a note beside the folder, which exists during the block, does the same;
 - a later block succeeds while files of the failed one still exist: it is refused, and the marker stays.
+
+`copy_dataset` uses it to copy a dataset: some of its columns, rows without nulls, in other files and row groups. Cells
+are copied as stored, without decoding.
 """
 
 from __future__ import annotations
 
+import os
 import posixpath
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pyarrow.fs import FileSelector, FileType
 
@@ -27,15 +32,25 @@ from penstock.dataset.parquet import open_parquet
 from penstock.dataset.store_schema import store_schema
 from penstock.dataset.write_markers import MARKER, note_path, read_json, this_process
 from penstock.engine.inputs import columns_of
-from penstock.errors import DatasetNotFound, PenstockError, PlanError, SchemaError
+from penstock.errors import (
+    ColumnNotFound,
+    DatasetExists,
+    DatasetNotFound,
+    PenstockError,
+    PlanError,
+    SchemaError,
+    close_names,
+)
 from penstock.schema.stored import find_schema
-from penstock.schema.unischema import Unischema
-from penstock.spark.session import check_session, hadoop_settings, row_group_settings
+from penstock.schema.unischema import Unischema, UnischemaField, schema_name
+from penstock.spark.session import check_session, hadoop_settings, quoted, row_group_settings
 from penstock.storage import is_hidden, resolve
+from penstock.storage.filesystem import SAME_STORE
 from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, put_json, remove
+from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 _AGAIN = "run the Spark job again with mode('overwrite'), in materialize_dataset(...)"
 
@@ -60,26 +75,33 @@ def materialize_dataset(  # noqa: PLR0913 - Petastorm's signature
         ...     rows = rows.map(lambda row: dict_to_spark_row(schema, row))
         ...     spark.createDataFrame(rows, schema.as_spark_schema()).write.mode("overwrite").parquet(url)
 
-    After the block the schema lies in `_common_metadata`, as JSON of ours and as Petastorm's pickle with its numbers of
-    row groups. Hadoop's settings are as they were, also after an exception; then no schema is stored, and a folder
-    whose files have changed is marked as incomplete: `penstock.discard` removes what was added to a dataset. Row-group
-    indexes are built afterwards, and older ones are removed.
+    After the block the schema is in `_common_metadata`, as JSON and as Petastorm's pickle with its numbers of row
+    groups. Hadoop's settings are restored, also after an exception; in that case no schema is stored, and a folder
+    whose files have changed is marked as incomplete: `penstock.discard` removes what was added to a dataset. Old
+    row-group indexes are removed; build them again afterwards.
 
     Args:
         spark: A session, classic or Connect (there only DataFrames are written, which have no `.rdd`).
-        dataset_url: The folder that the block writes, as Spark calls it.
+        dataset_url: The folder that the block writes, with its name in Spark.
         schema: Fields and codecs of what is written.
-        row_group_size_mb: Size of a row group in the file, in MiB (2**20 bytes); None: Parquet's own, 128.
-        use_summary_metadata: Also write `_metadata`, which holds the footers of all files.
-        filesystem_factory: Gives the pyarrow or fsspec filesystem on which the metadata is written; None: the URL's.
+        row_group_size_mb: Size of a row group in the file, in MiB (2**20 bytes); None: Parquet's default, 128.
+        use_summary_metadata: Also write `_metadata`, with the footers of all files.
+        filesystem_factory: Returns the pyarrow or fsspec filesystem on which the metadata is written; None: that of the
+            URL.
 
     Raises:
-        PetastormMetadataGenerationError: The block wrote no Parquet to `dataset_url`, or has left files of an earlier
-            job there that failed.
-        SchemaError: What was written does not fit the schema; no schema is stored then.
+        PetastormMetadataGenerationError: The block wrote no Parquet to `dataset_url`, or did not remove files of an
+            earlier job that failed.
+        SchemaError: What was written does not match the schema, which is not stored then.
     """
     check_session(spark)
-    row_group_bytes = _checked_size(schema, row_group_size_mb)
+    if not isinstance(schema, Unischema):
+        raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
+    row_group_bytes = None
+    if row_group_size_mb is not None:
+        if not (isinstance(row_group_size_mb, int | float) and row_group_size_mb > 0):
+            raise PlanError(f"row_group_size_mb must be more than 0, or None; got {row_group_size_mb!r}")
+        row_group_bytes = max(1, int(row_group_size_mb * (1 << 20)))
     target = _Target(dataset_url, filesystem_factory)
     before = target.begin()
     try:
@@ -91,16 +113,6 @@ def materialize_dataset(  # noqa: PLR0913 - Petastorm's signature
         raise
     finally:
         target.end()
-
-
-def _checked_size(schema: Any, row_group_size_mb: float | None) -> int | None:
-    if not isinstance(schema, Unischema):
-        raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
-    if row_group_size_mb is None:
-        return None
-    if not (isinstance(row_group_size_mb, int | float) and row_group_size_mb > 0):
-        raise PlanError(f"row_group_size_mb must be more than 0, or None; got {row_group_size_mb!r}")
-    return max(1, int(row_group_size_mb * (1 << 20)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +154,9 @@ class _Target:
         before = _Before(None)
         with suppress(*FILESYSTEM_ERRORS):
             fs, path = self._place()
-            before = _before(fs, path)
+            files = _data_files(fs, path)
+            failed = read_json(fs, posixpath.join(path, MARKER)) or read_json(fs, note_path(path)) if files else None
+            before = _Before(files) if failed is None else _Before(files, True, frozenset(failed.get("before", ())))
             note = {"cure": self._cure(before), "before": sorted(before.kept or ()), "process": this_process()}
             if can_rename(fs):  # a store needs no folders, and may refuse to create them
                 fs.create_dir(posixpath.dirname(path), recursive=True)
@@ -175,7 +189,9 @@ class _Target:
     def finish(self, schema: Unischema, before: _Before, *, summary: bool) -> None:
         """Store the schema with the existing files."""
         fs, path = self._place()
-        left = self._left_by_failed(fs, path, before)
+        # Files of a job that failed before this block, and which the block has not replaced.
+        added = before.files.keys() - before.good if before.failed and before.files else set()
+        left = sorted(_data_files(fs, path).keys() & added)
         if left:
             raise PetastormMetadataGenerationError(
                 f"an earlier Spark job failed at {self.url}, and {len(left)} of its files are still there, {left[0]!r} "
@@ -186,9 +202,8 @@ class _Target:
             fs.delete_file(posixpath.join(path, MARKER))  # of an earlier attempt
         try:
             source = open_parquet(self.url, filesystem=self.filesystem, schema=schema, as_root=True)
-            columns_of(
-                source.facts.unischema.fields.values(), source.facts.arrow_schema.types
-            )  # refuses what no reader takes
+            # Refuses what no reader takes.
+            columns_of(source.facts.unischema.fields.values(), source.facts.arrow_schema.types)
         except SchemaError as error:
             reason = str(error).rpartition("; ")[0] or str(error)  # the rest is for readers
             raise SchemaError(
@@ -208,21 +223,227 @@ class _Target:
             )
         store_schema(source, schema, summary=summary)
 
-    def _left_by_failed(self, fs: Any, path: str, before: _Before) -> list[str]:
-        """Return files of a job that failed before this block, and which the block has not replaced."""
-        if not before.failed or not before.files:
-            return []
-        return sorted(_data_files(fs, path).keys() & (before.files.keys() - before.good))
-
-
-def _before(fs: Any, path: str) -> _Before:
-    files = _data_files(fs, path)
-    failed = read_json(fs, posixpath.join(path, MARKER)) or read_json(fs, note_path(path)) if files else None
-    return _Before(files) if failed is None else _Before(files, True, frozenset(failed.get("before", ())))
-
 
 def _data_files(fs: Any, path: str) -> dict[str, tuple[int, int]]:
     """Return the relative names of the files in a folder, with sizes and times; {} if there is no folder."""
     found = fs.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
     named = {info.path[len(path) :].lstrip("/"): info for info in found if info.type == FileType.File}
     return {name: (info.size, info.mtime_ns) for name, info in named.items() if not is_hidden(name)}
+
+
+def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
+    spark: Any,
+    source_url: str,
+    target_url: str,
+    field_regex: Iterable[str] | None = None,
+    not_null_fields: Iterable[str] | None = None,
+    overwrite_output: bool = False,
+    partitions_count: int | None = None,
+    row_group_size_mb: float | None = None,
+    hdfs_driver: str = "libhdfs3",  # noqa: ARG001
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+) -> None:
+    """Copy a dataset, or some of its columns and rows; partition columns become ordinary columns.
+
+    Args:
+        spark: A session, classic or Connect.
+        source_url: The dataset to copy.
+        target_url: The dataset to write.
+        field_regex: Regular expressions that match whole names of fields to copy; None: all.
+        not_null_fields: Rows with a null in one of these fields are left out, and the copy's schema says so.
+        overwrite_output: Replace the dataset at `target_url`; a folder with other files than Parquet is never replaced.
+        partitions_count: Number of files; None: as many as Spark's partitions of the source.
+        row_group_size_mb: Size of the row groups in MiB; None: Parquet's default.
+        hdfs_driver: An argument of Petastorm; has no effect.
+        storage_options: Passed to fsspec when the schema of the source is read.
+        filesystem: A pyarrow or fsspec filesystem to read the schema from instead.
+
+    Raises:
+        DatasetExists: Something is at `target_url` that may not be replaced.
+        SchemaError: (a ValueError) No field matches `field_regex`.
+        ColumnNotFound: `not_null_fields` names a field that is not copied.
+        PlanError: (a ValueError) Source and target are the same folder, or one contains the other.
+    """
+    check_session(spark)
+    _refuse_overlap(source_url, target_url)
+    mode = _mode(target_url, overwrite=overwrite_output)
+    source = open_parquet(source_url, storage_options=storage_options, filesystem=filesystem)
+    not_null = [not_null_fields] if isinstance(not_null_fields, str) else list(not_null_fields or ())
+    schema = _chosen(source.facts.unischema, field_regex, not_null)
+    frame = _read(spark, source_url, source.facts.constants)
+    paths = {leaf: path for field in frame.schema.fields for leaf, path in _leaves(field.name, field.dataType)}
+    kept = frame
+    for name in not_null:
+        kept = kept.where(_column(paths[name]).isNotNull())
+    kept = kept.select(*_columns(frame.schema, schema, source.facts.constants))
+    if partitions_count:
+        kept = kept.repartition(partitions_count)
+    with materialize_dataset(spark, target_url, schema, row_group_size_mb, filesystem_factory=None):
+        kept.write.mode(mode).option("compression", "none").parquet(target_url)
+
+
+def _mode(target_url: str, *, overwrite: bool) -> str:
+    """Return Spark's mode for the target; raises DatasetExists if something is there that may not be replaced."""
+    fs, path = resolve(target_url, storage_options=None, filesystem=None)
+    place = WriteTarget.at(fs, path)
+    if place.is_free():
+        there = fs.get_file_info(place.path).type != FileType.NotFound
+        return "append" if there else "error"  # "error" refuses an empty folder too
+    if not overwrite:
+        raise DatasetExists(
+            f"{target_url} exists already, and nothing was copied; copy to another folder, or pass "
+            "overwrite_output=True (petastorm-copy-dataset.py: --overwrite-output) to replace it"
+        )
+    try:
+        place.check(overwrite=True)
+    except DatasetExists as error:
+        raise DatasetExists(str(error).replace("overwrite=True", "overwrite_output=True")) from error
+    return "overwrite"
+
+
+def _refuse_overlap(source_url: str, target_url: str) -> None:
+    """Refuse a target inside, over or around the dataset that is read: Spark would delete it, or read its own files."""
+    (source_host, source), (target_host, target) = _place(source_url), _place(target_url)
+    if source_host != target_host and "" not in (source_host[1], target_host[1]):
+        return
+    if source_host[0] != target_host[0]:
+        return
+    how = None
+    if source == target:
+        how = "is the dataset itself"
+    elif _is_below(target, source):
+        how = "lies in the dataset"
+    elif _is_below(source, target):
+        how = "holds the dataset"
+    if how is not None:
+        raise PlanError(
+            f"copy_dataset: the target {target_url} {how} that is to be copied, {source_url}; nothing was done. Copy "
+            "it to a folder beside it"
+        )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(folder.rstrip("/") + "/")
+
+
+def _place(url: str | os.PathLike[str]) -> tuple[tuple[str, str], str]:
+    """Return (store, host) and path of a URL, unique for each place, without requests to a store."""
+    text = os.fspath(url)
+    parts = urlsplit(text)
+    if text.lower().startswith("dbfs:"):  # a mount, by another name
+        text = parts.path if parts.path.startswith("/Volumes/") else f"/dbfs{parts.path}"
+    if text.lower().startswith("file:/") or "://" not in text:
+        local = resolve(text, storage_options=None, filesystem=None)[1]
+        return ("file", "localhost"), os.path.realpath(local).replace(os.sep, "/")
+    scheme = parts.scheme.lower()
+    path = posixpath.normpath(f"/{parts.path.strip('/')}")
+    return (SAME_STORE.get(scheme, scheme), parts.netloc.lower()), path
+
+
+def _chosen(schema: Unischema, field_regex: Iterable[str] | None, not_null: list[str]) -> Unischema:
+    fields = list(schema.fields.values())
+    if field_regex is not None:
+        wanted = [field_regex] if isinstance(field_regex, str) else list(field_regex)
+        fields = list(schema.create_schema_view(wanted).fields.values())
+        if not fields:
+            raise SchemaError(
+                f"the patterns {wanted} do not match any fields; the dataset has {', '.join(schema.fields)}"
+            )
+    names = [field.name for field in fields]
+    for name in not_null:
+        if name not in names:
+            raise ColumnNotFound(f"not_null_fields: no field {name!r} is copied; {close_names(name, names)}")
+    fields = [field._replace(nullable=False) if field.name in not_null else field for field in fields]
+    return Unischema(schema_name(schema), [UnischemaField(*field) for field in fields])
+
+
+# -- columns as Spark names them ------------------------------------------------------------------------------------
+
+
+def _read(spark: Any, url: str, partitions: Mapping[str, Any]) -> Any:
+    """Return the source as Spark reads it, with partition values as text: Spark would convert 007 to 7."""
+    reader = spark.read.option("mergeSchema", "false")
+    frame = reader.parquet(url)
+    if not partitions:
+        return frame
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    fields = [StructField(f.name, StringType()) if f.name in partitions else f for f in frame.schema.fields]
+    return reader.schema(StructType(fields)).parquet(url)
+
+
+def _leaves(name: str, kind: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the columns that readers see in one of Spark's (a field of a struct: "s.a"), and their quoted paths."""
+    path = above + quoted(name)
+    inner = _struct(kind)
+    if inner is None:
+        yield name, path
+        return
+    for child in inner.fields:
+        for leaf, below in _leaves(child.name, child.dataType, f"{path}."):
+            yield f"{name}.{leaf}", below
+
+
+def _struct(kind: Any) -> Any:
+    """Return the struct that a type is, or that Spark stores it as (an ML vector); None for others."""
+    kind = kind.sqlType() if hasattr(kind, "sqlType") else kind
+    return kind if hasattr(kind, "fields") else None
+
+
+def _columns(stored: Any, schema: Unischema, partitions: Mapping[str, Any]) -> list[Any]:
+    """Return what is copied, in the order of the schema: whole columns, and structs without the fields not chosen."""
+    places = list(schema.fields)
+    found = []
+    for field in stored.fields:
+        leaves = [leaf for leaf, _ in _leaves(field.name, field.dataType)]
+        chosen = [leaf for leaf in leaves if leaf in schema.fields]
+        if not chosen:
+            continue
+        if field.name in partitions:
+            column = _from_text(_column(quoted(field.name)), schema.fields[field.name])
+        else:
+            column = _without(field, set(leaves) - set(chosen))
+        found.append((places.index(chosen[0]), column.alias(field.name)))
+    return [column for _, column in sorted(found, key=lambda one: one[0])]
+
+
+def _column(path: str) -> Any:
+    from pyspark.sql import functions
+
+    return functions.col(path)
+
+
+def _without(field: Any, dropped: set[str]) -> Any:
+    """Return a struct column without some of its fields."""
+    column = _column(quoted(field.name))
+    if not dropped:
+        return column
+    if hasattr(field.dataType, "sqlType"):
+        raise SchemaError(
+            f"column {field.name!r} is one value to Spark ({field.dataType.simpleString()}) and is copied whole or not "
+            f"at all; field_regex leaves out {', '.join(sorted(dropped))}"
+        )
+    return column.dropFields(*_drops(field.name, field.dataType, dropped))
+
+
+def _drops(name: str, kind: Any, dropped: set[str], above: str = "") -> Iterator[str]:
+    """Yield the paths below a struct to drop so that these columns are gone: whole structs if nothing is left."""
+    for child in kind.fields:
+        whole = f"{name}.{child.name}"
+        leaves = {f"{name}.{leaf}" for leaf, _ in _leaves(child.name, child.dataType)}
+        if leaves <= dropped:
+            yield above + quoted(child.name)
+        elif leaves & dropped:
+            yield from _drops(whole, _struct(child.dataType), dropped, f"{above}{quoted(child.name)}.")
+
+
+def _from_text(text: Any, field: UnischemaField) -> Any:
+    """Return partition values in the type of the schema; times in them are UTC."""
+    from pyspark.sql import functions
+
+    [kind] = Unischema("one", [field]).as_spark_schema().fields
+    if type(kind.dataType).__name__ == "TimestampType":  # Spark would assume the time zone of the session
+        text = functions.when(text.contains(":"), functions.concat(text, functions.lit("Z"))).otherwise(text)
+    return text.cast(kind.dataType)

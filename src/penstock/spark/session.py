@@ -8,6 +8,7 @@ it is passed a session.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError, SchemaError
@@ -115,44 +116,18 @@ def hadoop_settings(spark: Any, settings: Mapping[str, int | str]) -> Iterator[N
     Settings of a session take precedence over Hadoop's, so a classic session gets both; on Connect only the former
     exist.
     """
+    stores = [spark.conf] if is_connect(spark) else [spark.sparkContext._jsc.hadoopConfiguration(), spark.conf]
     undo: list[Callable[[], None]] = []
     try:
         for key, value in settings.items():
-            for store in _stores(spark):
-                undo.append(_undo(store, key))
+            for store in stores:  # both have the same three methods
+                before = store.get(key, None)
+                undo.append(partial(store.unset, key) if before is None else partial(store.set, key, before))
                 store.set(key, str(value))
         yield
     finally:
         for step in reversed(undo):
             step()
-
-
-def _stores(spark: Any) -> list[Any]:
-    if is_connect(spark):
-        return [_Session(spark)]
-    return [spark.sparkContext._jsc.hadoopConfiguration(), _Session(spark)]
-
-
-class _Session:
-    """The settings of a session, with the three methods of Hadoop's configuration."""
-
-    def __init__(self, spark: Any) -> None:
-        self._conf = spark.conf
-
-    def get(self, key: str) -> str | None:
-        value: str | None = self._conf.get(key, None)
-        return value
-
-    def set(self, key: str, value: str) -> None:
-        self._conf.set(key, value)
-
-    def unset(self, key: str) -> None:
-        self._conf.unset(key)
-
-
-def _undo(store: Any, key: str) -> Callable[[], None]:
-    before = store.get(key)
-    return (lambda: store.unset(key)) if before is None else (lambda: store.set(key, before))
 
 
 @contextmanager
@@ -161,7 +136,11 @@ def cancelled_on_error(spark: Any, tag: str) -> Iterator[None]:
 
     Jobs are identified by a tag, which sessions have since PySpark 3.5; before that they end by themselves.
     """
-    add, drop, cancel = _tagging(spark)
+    holder, names = spark, ("addTag", "removeTag", "interruptTag")
+    if not is_connect(spark):
+        holder, names = spark.sparkContext, ("addJobTag", "removeJobTag", "cancelJobsWithTag")
+    # Functions that add a tag to the jobs of this thread, drop it, and cancel jobs that have it.
+    add, drop, cancel = (getattr(holder, name, lambda _: None) for name in names)
     add(tag)
     try:
         yield
@@ -172,12 +151,3 @@ def cancelled_on_error(spark: Any, tag: str) -> Iterator[None]:
     finally:
         with suppress(Exception):
             drop(tag)
-
-
-def _tagging(spark: Any) -> tuple[Callable[[str], Any], Callable[[str], Any], Callable[[str], Any]]:
-    """Return functions that add a tag to the jobs of this thread, drop it, and cancel jobs that have it."""
-    holder, names = spark, ("addTag", "removeTag", "interruptTag")
-    if not is_connect(spark):
-        holder, names = spark.sparkContext, ("addJobTag", "removeJobTag", "cancelJobsWithTag")
-    add, drop, cancel = (getattr(holder, name, lambda _: None) for name in names)
-    return add, drop, cancel

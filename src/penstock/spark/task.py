@@ -20,19 +20,18 @@ import pyarrow as pa
 
 from penstock.dataset.write_markers import read_json
 from penstock.errors import DatasetIncomplete, SchemaError, TransformError
-from penstock.spark.arrays import slices, with_cells
-from penstock.spark.rows import encoded_rows
+from penstock.spark.arrays import encoded_rows, slices, with_cells
 from penstock.storage import resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, sync_file
 from penstock.write.files import FileWriter
 from penstock.write.options import WriteOptions
-from penstock.write.tables import table_works
+from penstock.write.tasks import table_works
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from penstock.write.journal import DoneFile
     from penstock.write.layout import StorageLayout
+    from penstock.write.staging import DoneFile
 
 REPORT = "path string, num_rows long, num_row_groups long, num_bytes long"
 """What a task returns, as a Spark schema."""
@@ -88,7 +87,11 @@ class WriteTask:
             told = type(error)(f"partition {partition} of the DataFrame, {error}")
             raise told.with_traceback(error.__traceback__) from error
         if files:
-            yield _report(files)
+            numbers = ("num_rows", "num_row_groups", "num_bytes")
+            kinds = pa.schema([("path", pa.string()), *((name, pa.int64()) for name in numbers)])
+            columns = zip(*((f.path, f.rows, f.row_groups, f.bytes) for f in files), strict=True)
+            arrays = [pa.array(values, kind) for values, kind in zip(columns, kinds.types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=kinds)
 
     def _write(self, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> list[DoneFile]:
         target = self.target
@@ -115,22 +118,19 @@ class WriteTask:
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="penstock-sync") as thread:
                 writer.sync_soon = _EarlySync(fs, thread)
-                self._pump(batches, writer)
+                first = 0
+                for whole in batches:
+                    named = whole if self.columns is None else whole.rename_columns(list(self.columns))
+                    for batch in slices(named):
+                        for stored in self._stored(batch, first):
+                            writer.add(stored)
+                        first += batch.num_rows
                 writer.checkpoint()
         except BaseException:
             writer.abandon()
             staged.remove()
             raise
         return done
-
-    def _pump(self, batches: Iterable[pa.RecordBatch], writer: FileWriter) -> None:
-        first = 0
-        for whole in batches:
-            named = whole if self.columns is None else whole.rename_columns(list(self.columns))
-            for batch in slices(named):
-                for stored in self._stored(batch, first):
-                    writer.add(stored)
-                first += batch.num_rows
 
     def _stored(self, batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a batch in storage form."""
@@ -218,11 +218,3 @@ def _made(
                 raise told.with_traceback(error.__traceback__) from error
             yield made
             index += 1
-
-
-def _report(files: Sequence[DoneFile]) -> pa.RecordBatch:
-    columns = list(zip(*((f.path, f.rows, f.row_groups, f.bytes) for f in files), strict=True))
-    kinds = [("path", pa.string()), ("num_rows", pa.int64()), ("num_row_groups", pa.int64()), ("num_bytes", pa.int64())]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(c, kind) for c, (_, kind) in zip(columns, kinds, strict=True)], schema=pa.schema(kinds)
-    )

@@ -36,10 +36,9 @@ from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.cells import refuse_names, refuse_null
 from penstock.write.commits import facts_of, remove_dead, write_metadata
 from penstock.write.files import Written
-from penstock.write.journal import DoneFile, Journal
 from penstock.write.layout import StorageLayout, plan_layout
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
-from penstock.write.staging import StagedDataset, claim, totals
+from penstock.write.staging import DoneFile, Journal, StagedDataset, claim, totals
 from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:
@@ -66,29 +65,29 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
 ) -> Written:
     """Write a Spark DataFrame as a dataset of this schema; return what was written.
 
-    Rows keep the order of the DataFrame. Every partition gives files of its own, so `df.coalesce(n)` decides their
-    number. The dataset appears whole at the end, or not at all.
+    Rows keep the order of the DataFrame. Every partition becomes separate files, so `df.coalesce(n)` sets their number.
+    The dataset appears complete at the end, or not at all.
 
         >>> penstock.spark.write(df.select("id", "points", "label"), "/data/scans", schema)
         >>> penstock.spark.write(paths, "/data/scans", schema, transform=lambda row: read_scan(row["path"]))
 
-    A column of a field with a codec may hold lists (nested as deep as the field has dimensions, or flat), ML vectors,
-    the raw bytes of arrays of fixed shape, or cells that the codec has encoded already. Other columns hold plain
-    values, which are cast where nothing is lost but digits of floats.
+    The column of a field with a codec may contain lists (flat, or nested as deep as the field has dimensions), ML
+    vectors, the raw bytes of arrays of fixed shape, or cells that are encoded already. Other columns contain plain
+    values, which are cast if nothing but digits of floats is lost.
 
     Args:
-        df: the DataFrame, of a classic session or of Spark Connect. Its columns are the schema's fields, in any order;
-            fields that may be null may be missing.
-        url: folder to write, which the executors reach under the same name; a path or any URL that `penstock.open`
-            takes. An empty folder may be there.
+        df: the DataFrame, of a classic session or of Spark Connect. Its columns are the fields of the schema, in any
+            order; nullable fields may be missing.
+        url: folder to write, with the same name for the executors; a path or any URL that `penstock.open` takes. It may
+            be an existing empty folder.
         schema: fields and codecs.
-        row_group_bytes: most bytes of a row group, encoded and before Parquet's compression; at least one row is in.
-        rows_per_file: rows of each file but the last of its partition; None: files of about 512 MiB.
+        row_group_bytes: most bytes of a row group, encoded and before Parquet's compression; at least one row.
+        rows_per_file: rows of each file except the last of its partition; None: files of about 512 MiB.
         partition_by: columns that become folders (`name=value`) instead of being stored in the files.
-        overwrite: replace the dataset at `url` if there is one; old or new is there at any time. A folder with anything
-            but Parquet in it is never replaced.
-        transform: makes a row of the schema's values (a dict, as `penstock.write` takes) of each row of the DataFrame
-            (a dict of its columns), on the executors: what `rdd.map` is in Petastorm, without the way through the JVM.
+        overwrite: replace an existing dataset at `url`, in one step. A folder with other files than Parquet is never
+            replaced.
+        transform: function that turns each row of the DataFrame (a dict of its columns) into a row of the schema (a
+            dict, as `penstock.write` takes), on the executors: `rdd.map` of Petastorm, but not through the JVM.
         storage_options: for the filesystem of a URL; sent to the executors.
         filesystem: a pyarrow or fsspec filesystem to use instead; it must pickle.
         compression: Parquet's codec, or one for each column; "auto" is snappy, and none for images and zipped arrays.
@@ -96,10 +95,17 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     Raises:
         DatasetExists: something is at `url` already.
         SchemaError: a column or row does not fit the schema; names the row, its partition, and the field.
-        TypeError: `df` is no DataFrame of Spark.
+        TypeError: `df` is not a Spark DataFrame.
         TransformError: the transform raised an error; names the row of the partition.
     """
-    _check_frame(df)
+    if not all(hasattr(df, name) for name in ("mapInArrow", "sparkSession", "columns")):
+        raise TypeError(
+            f"penstock.spark.write wants a Spark DataFrame; got {type(df).__module__}.{type(df).__name__}. "
+            "spark.createDataFrame(...) makes one of rows and of pandas; penstock.write(...) takes them without Spark"
+        )
+    if df.isStreaming:
+        raise PlanError("a streaming DataFrame has no end and cannot be a dataset; write it to a table first")
+    check_columns(df)
     if not isinstance(schema, Unischema):
         raise SchemaError(f"schema must be a Unischema; got {type(schema).__name__}")
     names = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by or ())
@@ -133,18 +139,6 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         lock.release()
     remove_dead(stage)
     return Written(str(url), **totals(files))
-
-
-def _check_frame(df: Any) -> None:
-    """Refuse what is not a Spark DataFrame, or is streaming, or has ambiguous columns."""
-    if not all(hasattr(df, name) for name in ("mapInArrow", "sparkSession", "columns")):
-        raise TypeError(
-            f"penstock.spark.write wants a Spark DataFrame; got {type(df).__module__}.{type(df).__name__}. "
-            "spark.createDataFrame(...) makes one of rows and of pandas; penstock.write(...) takes them without Spark"
-        )
-    if df.isStreaming:
-        raise PlanError("a streaming DataFrame has no end and cannot be a dataset; write it to a table first")
-    check_columns(df)
 
 
 def _check_columns(columns: Sequence[str], layout: StorageLayout) -> None:
@@ -184,12 +178,6 @@ def _own_error(text: str) -> PenstockError | None:
     return kind(found[0][1])
 
 
-def _parquet_files(stage: StagedDataset) -> list[str]:
-    found = stage.fs.get_file_info(FileSelector(stage.data, recursive=True, allow_not_found=True))
-    paths = [info.path for info in found if info.type == FileType.File and info.path.endswith(".parquet")]
-    return [path[len(stage.data) :].lstrip("/") for path in paths]
-
-
 def _clear(stage: StagedDataset, gate: Gate) -> None:
     """Remove everything that a failed job wrote, and what its last tasks may still add.
 
@@ -199,13 +187,12 @@ def _clear(stage: StagedDataset, gate: Gate) -> None:
     remove(stage.fs, gate.path)
     end = time.monotonic() + _CLEAR_S
     stage.remove()
-    while time.monotonic() < end and not (isinstance(stage.fs, LocalFileSystem) and _is_gone(stage)):
+    while time.monotonic() < end and not (
+        isinstance(stage.fs, LocalFileSystem)
+        and stage.fs.get_file_info(stage.folder or stage.data).type == FileType.NotFound
+    ):
         time.sleep(0.1)
         _remove_run(stage, gate.run)
-
-
-def _is_gone(stage: StagedDataset) -> bool:
-    return bool(stage.fs.get_file_info(stage.folder or stage.data).type == FileType.NotFound)
 
 
 def _remove_run(stage: StagedDataset, run: str) -> None:
@@ -214,6 +201,7 @@ def _remove_run(stage: StagedDataset, run: str) -> None:
         remove(stage.fs, stage.folder)
         return
     with contextlib.suppress(*FILESYSTEM_ERRORS):
-        for relative in _parquet_files(stage):
-            if f"-{run}-" in relative:
-                stage.fs.delete_file(posixpath.join(stage.data, relative))
+        for info in stage.fs.get_file_info(FileSelector(stage.data, recursive=True, allow_not_found=True)):
+            is_parquet = info.type == FileType.File and info.path.endswith(".parquet")
+            if is_parquet and f"-{run}-" in info.path[len(stage.data) :]:
+                stage.fs.delete_file(info.path)

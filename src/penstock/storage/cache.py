@@ -87,7 +87,11 @@ class ChunkCache(ABC):
         try:
             self._serve(keys, flights, mine, read)
         finally:
-            self._land(keys, flights, mine)
+            with self._flights_lock:
+                for index in mine:
+                    self._flights.pop(keys[index], None)
+            for index in mine:
+                flights[index].done.set()
         return [self._await(flight, index, keys[index], read) for index, flight in enumerate(flights)]
 
     def _claim(self, keys: Sequence[str]) -> tuple[list[_Flight], list[int]]:
@@ -119,13 +123,6 @@ class ChunkCache(ABC):
             flights[index].done.set()  # waiting threads need not wait for the storing
             self._count(misses=1, miss_bytes=data.size)
             self.store(keys[index], data)
-
-    def _land(self, keys: Sequence[str], flights: list[_Flight], mine: list[int]) -> None:
-        with self._flights_lock:
-            for index in mine:
-                self._flights.pop(keys[index], None)
-        for index in mine:
-            flights[index].done.set()
 
     def _await(self, flight: _Flight, index: int, key: str, read: Read) -> Buffer:
         flight.done.wait()

@@ -2,10 +2,15 @@
 
 `disk_cache` decides what is kept; the format and the names are here. An entry is a header and the bytes; the header has
 length, key and checksums, so that torn, damaged or foreign bytes are never served. An entry is written under a
-temporary name and published whole. Nothing here locks or counts.
+temporary name and published whole.
+
+`UsageCounter` keeps the number of bytes in the cache in one small file that all its processes share. The number changes
+only under a lock of the operating system, which is released when the process that holds it ends. After a kill it may be
+too high (a file announced and never written), never too low; counting the files corrects it. Reading entries needs no
+lock.
 
     <folder>/CACHEDIR.TAG              marks the folder as ours (and, for backup programs, as a cache)
-    <folder>/usage                     see `usage_counter`
+    <folder>/usage                     the number of bytes, see `UsageCounter`
     <folder>/parts/<name>.part         entries being written
     <folder>/3f/3f07...c1.chunk        entries, in 256 folders by the first digits of the key
 """
@@ -28,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
+from penstock.storage.locks import try_lock, unlock_and_close
 from penstock.storage.publish import put, temporary_of
 
 if TYPE_CHECKING:
@@ -101,7 +107,12 @@ def read_entry(path: str, key: str) -> tuple[Buffer, int]:
     """
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
-        num_bytes, checksum = _parse_head(file.read(HEADER_BYTES), key)
+        head = file.read(HEADER_BYTES)
+        if len(head) < HEADER_BYTES or _CHECK.unpack_from(head, _HEADER.size)[0] != zlib.crc32(head[: _HEADER.size]):
+            raise BadEntry("the header is damaged")
+        magic, num_bytes, stored_key, checksum = _HEADER.unpack_from(head)
+        if magic != _MAGIC or stored_key != bytes.fromhex(key):
+            raise BadEntry("the entry belongs to another key")
         if found.st_size != HEADER_BYTES + num_bytes:
             raise BadEntry(f"{path} has {found.st_size} bytes, but its header says {HEADER_BYTES + num_bytes}")
         buffer = pa.allocate_buffer(num_bytes)
@@ -115,15 +126,6 @@ def read_entry(path: str, key: str) -> tuple[Buffer, int]:
     if zlib.crc32(view) != checksum:
         raise BadEntry(f"{path} does not match its checksum")
     return buffer, found.st_mtime_ns
-
-
-def _parse_head(head: bytes, key: str) -> tuple[int, int]:
-    if len(head) < HEADER_BYTES or _CHECK.unpack_from(head, _HEADER.size)[0] != zlib.crc32(head[: _HEADER.size]):
-        raise BadEntry("the header is damaged")
-    magic, num_bytes, stored_key, checksum = _HEADER.unpack_from(head)
-    if magic != _MAGIC or stored_key != bytes.fromhex(key):
-        raise BadEntry("the entry belongs to another key")
-    return num_bytes, checksum
 
 
 # -- entries being written ------------------------------------------------------------------------------------------
@@ -283,3 +285,92 @@ def remove_folder(folder: str) -> None:
         os.rmdir(folder)
         if _MADE_PARENT in tag:
             os.rmdir(os.path.dirname(folder))
+
+
+_RECORD = struct.Struct("<8sQ")
+_USAGE_MAGIC = b"PNSTUSE1"
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.0005, 0.02
+
+
+class LockedUsage:
+    """The number while the lock is held."""
+
+    __slots__ = ("_fd", "used")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.used: int | None = _parse(os.read(fd, _RECORD.size + _CHECK.size))
+        """Bytes in use; None: unknown, count the files."""
+
+    def write(self, used: int) -> None:
+        """Set the number."""
+        self.used = max(0, used)
+        record = _RECORD.pack(_USAGE_MAGIC, self.used)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        os.write(self._fd, record + _CHECK.pack(zlib.crc32(record)))
+
+
+class UsageCounter:
+    """The usage counter of one cache folder; safe for threads and processes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._mutex = threading.Lock()  # on some network filesystems file locks work between processes only
+
+    def peek(self) -> int | None:
+        """Return the number without a lock, so possibly outdated; None if it is unknown."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                return _parse(file.read(_RECORD.size + _CHECK.size))
+        except OSError:
+            return None
+
+    @contextlib.contextmanager
+    def hold(self, timeout_s: float) -> Iterator[LockedUsage | None]:
+        """Hold the lock and give the usage, or None if others held the lock for `timeout_s`.
+
+        A process that is stopped while it has the lock does not block the others: they store nothing meanwhile.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._mutex.acquire(timeout=timeout_s):
+            yield None
+            return
+        try:
+            fd = self._locked(deadline)
+            if fd is None:
+                yield None
+                return
+            try:
+                yield LockedUsage(fd)
+            finally:
+                unlock_and_close(fd)
+        finally:
+            self._mutex.release()
+
+    def _locked(self, deadline: float) -> int | None:
+        """Return the open file, locked; None after the deadline. A file that was deleted meanwhile is opened again."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            try:
+                while try_lock(fd) is False:
+                    if time.monotonic() >= deadline:
+                        os.close(fd)
+                        return None
+                    time.sleep(wait_s)
+                    wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(fd), os.stat(self._path)):
+                        return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+
+def _parse(record: bytes) -> int | None:
+    if len(record) != _RECORD.size + _CHECK.size:
+        return None
+    magic, used = _RECORD.unpack_from(record)
+    good = magic == _USAGE_MAGIC and _CHECK.unpack_from(record, _RECORD.size)[0] == zlib.crc32(record[: _RECORD.size])
+    return int(used) if good else None

@@ -1,7 +1,7 @@
 """Keep byte ranges on a disk, for all processes of a machine and for the next run.
 
-Made by `penstock.open(cache=...)`; `dataset` reads through it. Entries are files (`cache_files`), their total is kept
-in one shared number (`usage_counter`). It does not know what the bytes mean, and never deletes a file it did not write.
+Made by `penstock.open(cache=...)`; `dataset` reads through it. Entries are files, and their total is kept in one shared
+number (both in `cache_files`). It does not know what the bytes mean, and never deletes a file it did not write.
 
 Special cases:
 - several processes store the same key: all write, the last one stays; readers see one complete entry or the other.
@@ -36,6 +36,8 @@ from penstock.storage.cache_files import (
     USAGE,
     BadEntry,
     CacheEntry,
+    LockedUsage,
+    UsageCounter,
     check_folder,
     cost_of,
     entries,
@@ -49,7 +51,6 @@ from penstock.storage.cache_files import (
     write_entry,
 )
 from penstock.storage.publish import publish_file
-from penstock.storage.usage_counter import LockedUsage, UsageCounter
 
 if TYPE_CHECKING:
     Buffer = Any
@@ -183,7 +184,12 @@ class DiskCache(ChunkCache):
         if (cost >= least and time.monotonic() < until) or os.path.exists(path):
             return
         if not self._ready:
-            self._prepare()
+            made_parent = check_folder(self._folder)
+            with self._ledger.hold(_LOCK_S) as account:
+                if account is not None:
+                    mark_folder(self._folder, made_parent=made_parent)
+                    _write_off(account, sweep_parts(self._folder)[1])
+                    self._ready = True
         if cost > self.size_limit:
             return
         part = self._reserve(cost) if self._ready else None
@@ -204,14 +210,6 @@ class DiskCache(ChunkCache):
         self._made.add(key)
         self._count(stored=1, stored_bytes=data.size)
 
-    def _prepare(self) -> None:
-        made_parent = check_folder(self._folder)
-        with self._ledger.hold(_LOCK_S) as account:
-            if account is not None:
-                mark_folder(self._folder, made_parent=made_parent)
-                _write_off(account, sweep_parts(self._folder)[1])
-                self._ready = True
-
     def _reserve(self, cost: int) -> str | None:
         """Add an entry to the total and return the file to write it to, or None if there is no room."""
         with self._ledger.hold(_LOCK_S) as account:
@@ -220,7 +218,12 @@ class DiskCache(ChunkCache):
             if account.used is None:
                 self._recount(account)
             if self._over(account, cost):
-                self._make_room(account, cost)
+                self._evict(account, cost)
+                # Counting again finds what others deleted, and new entries to evict: always under "lru", else rarely.
+                due = time.monotonic() - self._counted_at >= _COUNT_AGAIN_S
+                if self._over(account, cost) and (due or self.eviction == "lru"):
+                    self._recount(account)
+                    self._evict(account, cost)
             if self._over(account, cost):
                 self._refused = cost, time.monotonic() + _FULL_S
                 return None
@@ -253,14 +256,6 @@ class DiskCache(ChunkCache):
         )
 
     # -- making room: all of it under the lock ------------------------------------------------------------------------
-
-    def _make_room(self, account: LockedUsage, cost: int) -> None:
-        self._evict(account, cost)
-        # Counting again finds what others deleted, and new entries to evict: always under "lru", else rarely.
-        due = time.monotonic() - self._counted_at >= _COUNT_AGAIN_S
-        if self._over(account, cost) and (due or self.eviction == "lru"):
-            self._recount(account)
-            self._evict(account, cost)
 
     def _recount(self, account: LockedUsage) -> None:
         """Count all files, and list those that may be evicted, least recently used first."""

@@ -203,12 +203,9 @@ def attempt(request: Callable[[], T], url: str) -> T:
             failure = store_error(error, url, attempts=number)
             if failure is None or failure is error:
                 raise
+            # Random pauses, so that ranks do not all return at once.
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (number - 1)) * _jitter.uniform(0.5, 1.0)
             last = number == ATTEMPTS or time.monotonic() - began > _LONGEST_S
-            if last or not isinstance(failure, StoreUnavailable) or _pause(number):
+            if last or not isinstance(failure, StoreUnavailable) or pause(pause_s):
                 raise failure from error
         number += 1
-
-
-def _pause(number: int) -> bool:
-    """Wait after a failure; return whether the work was stopped. Random, so that ranks do not all return at once."""
-    return pause(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (number - 1)) * _jitter.uniform(0.5, 1.0))

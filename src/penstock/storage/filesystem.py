@@ -1,4 +1,5 @@
-"""Turn a path or URL into a `pyarrow.fs` filesystem with a path on it, and list what lies below a folder.
+"""Turn a path or URL into a `pyarrow.fs` filesystem with a path on it, and list what lies below a folder or matches a
+pattern.
 
 Takes what the user wrote; gives filesystem objects, paths with forward slashes, and listings in one order everywhere.
 It opens no data files, keeps no connection pool of its own and knows nothing of Parquet.
@@ -7,6 +8,7 @@ It opens no data files, keeps no connection pool of its own and knows nothing of
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import os
 import posixpath
 import re
@@ -24,6 +26,8 @@ from penstock.storage.faults import attempt, fault_of, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    FileSystem = Any
 
 # Extra of ours that brings the library for a URL scheme.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
@@ -65,7 +69,17 @@ def resolve(
         return LocalFileSystem(), _local(text)
     if text.lower().startswith("file://"):
         return LocalFileSystem(), _local(_file_url_path(text))
-    return _remote(text, dict(storage_options or {}))
+    options = dict(storage_options or {})
+    scheme = urlsplit(text).scheme
+    with _answering(text):
+        try:
+            import fsspec
+
+            fsspec.get_filesystem_class(scheme)
+        except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
+            return _remote_by_arrow(text, options, scheme, exc)
+        found, path = fsspec.core.url_to_fs(text, **options)
+        return to_arrow_filesystem(found), str(path).rstrip("/")
 
 
 def to_arrow_filesystem(filesystem: Any) -> FileSystem:
@@ -115,19 +129,6 @@ def _file_url_path(url: str) -> str:
             f"{url} names the host {host!r}; a local file URL has three slashes: file:///{host}/{path}"
         )
     return unquote(slash + path) or "/"
-
-
-def _remote(url: str, options: dict[str, Any]) -> tuple[FileSystem, str]:
-    scheme = urlsplit(url).scheme
-    with _answering(url):
-        try:
-            import fsspec
-
-            fsspec.get_filesystem_class(scheme)
-        except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
-            return _remote_by_arrow(url, options, scheme, exc)
-        found, path = fsspec.core.url_to_fs(url, **options)
-        return to_arrow_filesystem(found), str(path).rstrip("/")
 
 
 def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exception) -> tuple[FileSystem, str]:
@@ -370,3 +371,69 @@ def not_found(fs: FileSystem, path: str) -> DatasetNotFound:
     near = difflib.get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"check the path (in {parent!r})"
     return DatasetNotFound(f"nothing at {path!r}; {hint}")
+
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+def has_magic(path: str) -> bool:
+    """Tell whether `path` holds `*`, `?` or `[`."""
+    return _MAGIC.search(path) is not None
+
+
+def expand_glob(fs: FileSystem, pattern: str, *, underscores: bool = False) -> tuple[str, list[Any]]:
+    """Return the folder above the first wildcard and the matches below it, as FileInfo in UTF-8 byte order.
+
+    `*`, `?` and `[...]` stay within one name, `**` stands for any number of folders. Names that begin with a dot or
+    an underscore match only where the pattern does too (`_key=value` folders always); with `underscores` only a dot
+    hides a name. No match gives an empty list.
+    """
+    parts = pattern.split("/")
+    first = next(index for index, part in enumerate(parts) if has_magic(part))
+    base = "/".join(parts[:first]) or ("/" if pattern.startswith("/") else "")
+    found = {info.path: info for info in _match(fs, base, parts[first:], base, underscores)}
+    return base, [found[path] for path in sorted(found, key=lambda path: path.encode("utf-8", "surrogateescape"))]
+
+
+def _match(fs: FileSystem, folder: str, parts: list[str], base: str, underscores: bool) -> Iterator[Any]:
+    """Yield what matches `parts` below `folder`, which is `base` or below; one listing for each folder entered."""
+    part, rest = parts[0], parts[1:]
+    if not has_magic(part):
+        [info] = look(fs, [posixpath.join(folder, part)])
+        if info.type != FileType.NotFound:
+            yield from [info] if not rest else _deeper(fs, info, rest, base, underscores)
+        return
+    infos = _list(fs, folder)
+    if part == "**":
+        if rest:
+            yield from _match(fs, folder, rest, base, underscores)
+        else:
+            yield from (info for info in infos if info.type == FileType.File and _matches(info, "*", underscores))
+    for info in infos:
+        if part == "**" and info.type == FileType.Directory and _matches(info, "*", underscores):
+            if not (isinstance(fs, LocalFileSystem) and os.path.islink(info.path) and leads_back(info.path, base)):
+                yield from _match(fs, info.path, parts, base, underscores)
+        elif part != "**" and _matches(info, part, underscores):
+            yield from [info] if not rest else _deeper(fs, info, rest, base, underscores)
+
+
+def _list(fs: FileSystem, folder: str) -> list[Any]:
+    try:
+        return list_folder(fs, folder)
+    except FileNotFoundError:
+        return []
+    except OSError:  # a file where the pattern has a folder
+        if look(fs, [folder])[0].type == FileType.File:
+            return []
+        raise
+
+
+def _deeper(fs: FileSystem, info: Any, rest: list[str], base: str, underscores: bool) -> Iterator[Any]:
+    if info.type == FileType.Directory:
+        yield from _match(fs, info.path, rest, base, underscores)
+
+
+def _matches(info: Any, pattern: str, underscores: bool) -> bool:
+    name = info.base_name
+    hidden = name.startswith(".") or (name.startswith("_") and "=" not in name and not underscores)
+    return fnmatch.fnmatchcase(name, pattern) and (not hidden or pattern[0] in "._")

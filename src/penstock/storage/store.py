@@ -2,17 +2,22 @@
 
 `dataset` reads through a store and never through a filesystem, so that merging near ranges, splitting long ones,
 requests in parallel and repeated attempts are in one place. A store knows paths, byte ranges and versions, and nothing
-of Parquet or caches. Stores may wrap stores.
+of Parquet or caches. Stores may wrap stores. `coalesce` says which reads to make for several ranges of a file, and
+`open_ranges` makes a file for pyarrow's readers of ranges that are in memory already.
 
 All methods may be called from several threads. Their errors are of three kinds: `StoreUnavailable` and `StoreRefused`
 (see `faults`), and FileNotFoundError or `FileChanged` for what is gone or is another file than before.
 """
 
+# ruff: noqa: D102 -- `Store` describes the methods of `FileSystemStore`
+
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import inspect
+import io
 import itertools
 import os
 import stat
@@ -27,12 +32,9 @@ from penstock.errors import FileChanged
 from penstock.halt import inherited
 from penstock.storage.faults import attempt, fault_of
 from penstock.storage.filesystem import url_of, walk
-from penstock.storage.ranges import coalesce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from penstock.storage.ranges import Range
+    from collections.abc import Callable, Mapping, Sequence
 
     Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
     FileSystem = Any
@@ -142,36 +144,29 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FileSystemStore:
+class FileSystemStore(Store):
     """A store over any `pyarrow.fs` filesystem, those that wrap fsspec included."""
 
     fs: FileSystem
 
     def url(self, path: str) -> str:
-        """See `Store`."""
         return url_of(self.fs, path)
 
     def stat(self, path: str) -> Stat:
-        """See `Store`."""
         return self._request(path, lambda: self._stat(path))
 
     @property
     def can_list(self) -> bool:
-        """See `Store`."""
         protocol = getattr(self._fsspec, "protocol", ())
         return not {"http", "https"} & ({protocol} if isinstance(protocol, str) else set(protocol))
 
     def list_files(self, path: str) -> list[tuple[str, int | None]]:
-        """See `Store`."""
         return walk(self.fs, path)
 
     def open_output(self, path: str) -> NativeFile:
-        """See `Store`."""
         return self._request(path, lambda: self.fs.open_output_stream(path))
 
     def write(self, path: str, data: bytes | Buffer) -> None:
-        """See `Store`."""
-
         def write() -> None:
             with self.fs.open_output_stream(path) as sink:
                 sink.write(data)
@@ -194,7 +189,6 @@ class FileSystemStore:
         return True
 
     def delete(self, path: str) -> None:
-        """See `Store`."""
         with contextlib.suppress(FileNotFoundError):
             self._request(path, lambda: self.fs.delete_file(path))
 
@@ -203,7 +197,6 @@ class FileSystemStore:
         return attempt(lambda: self.fs.open_input_file(path), path) if self._is_local else None
 
     def read_tail(self, path: str, num_bytes: int) -> Tail:
-        """See `Store`."""
         return self._request(path, lambda: self._tail(path, num_bytes))
 
     def read_ranges(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> list[Buffer]:
@@ -340,3 +333,91 @@ def _split(start: int, stop: int, *, whole: bool) -> list[Range]:
 
 def _joined(parts: list[Buffer]) -> Buffer:
     return parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
+
+
+Range = tuple[int, int]
+"""Start and stop, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One read, and which of the ranges asked for lie in it."""
+
+    start: int
+    stop: int
+    members: tuple[int, ...]
+    """Indices of the ranges, by their place in the file."""
+
+
+def coalesce(ranges: Sequence[Range], *, max_gap_bytes: int, max_fetch_bytes: int) -> list[Fetch]:
+    """Return the reads that cover all ranges, in the order of the file; every range lies in exactly one.
+
+    Ranges at most `max_gap_bytes` apart (or overlapping) are read together, unless that makes a read of more than
+    `max_fetch_bytes`; a range that is larger by itself stays whole.
+
+    >>> coalesce([(10, 20), (0, 10), (90, 99)], max_gap_bytes=5, max_fetch_bytes=100)
+    [Fetch(start=0, stop=20, members=(1, 0)), Fetch(start=90, stop=99, members=(2,))]
+    """
+    found: list[Fetch] = []
+    for index in sorted(range(len(ranges)), key=ranges.__getitem__):
+        start, stop = ranges[index]
+        last = found[-1] if found else None
+        if last is not None and start - last.stop <= max_gap_bytes:
+            end = max(stop, last.stop)
+            if end - last.start <= max_fetch_bytes:
+                found[-1] = Fetch(last.start, end, (*last.members, index))
+                continue
+        found.append(Fetch(start, stop, (index,)))
+    return found
+
+
+def open_ranges(held: Mapping[int, Buffer], size: int, fetch: Callable[[Range], Buffer]) -> pa.PythonFile:
+    """Return a file of `size` bytes to be read by one thread and closed.
+
+    `held` has ranges by their start. Each is handed over once, without a copy, and forgotten: pyarrow reads a column
+    chunk once. `fetch` returns other ranges.
+    """
+    return pa.PythonFile(_RangeFile(dict(held), size, fetch), mode="r")
+
+
+class _RangeFile(io.RawIOBase):
+    def __init__(self, held: dict[int, Buffer], size: int, fetch: Callable[[Range], Buffer]) -> None:
+        super().__init__()
+        self._held, self._size, self._fetch = held, size, fetch
+        self._starts = sorted(held)
+        self._position = 0
+
+    def read(self, size: int | None = -1) -> Any:
+        start = self._position
+        stop = self._size if size is None or size < 0 else min(start + size, self._size)
+        self._position = max(start, stop)
+        return self._take(start, stop) if stop > start else b""
+
+    def _take(self, start: int, stop: int) -> Buffer:
+        whole = self._held.get(start)
+        if whole is not None and whole.size == stop - start:
+            return self._held.pop(start)
+        near = bisect.bisect_right(self._starts, start) - 1
+        if near >= 0:
+            first = self._starts[near]
+            data = self._held.get(first)
+            if data is not None and stop <= first + data.size:
+                return data.slice(start - first, stop - start)
+        return self._fetch((start, stop))
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        self._position = {0: 0, 1: self._position, 2: self._size}[whence] + position
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._held.clear()
+        super().close()

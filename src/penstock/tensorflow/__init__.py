@@ -7,10 +7,14 @@ known before anything is read; docs/types.md tells what each type becomes.
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.api import loader_for
+from penstock.engine.host import FoundRank, announce
+from penstock.errors import PlanError
 from penstock.nulls import check_nulls
 from penstock.options import FrameworkKeywords, show_keywords
 
@@ -20,11 +24,9 @@ except ImportError:
     raise ImportError("penstock.tensorflow needs TensorFlow: pip install 'penstock[tensorflow]'") from None
 
 from penstock.tensorflow._dataset import Batches, Loader, make_batches
-from penstock.tensorflow._host import rank_and_world
 from penstock.tensorflow._static import OWNER, SpecOptions, forms_of
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Literal
 
@@ -77,9 +79,29 @@ def loader(
     """
 
     def placed(given: LoaderOptions) -> LoaderOptions:
-        rank, world = rank_and_world(given.rank, given.world)
+        rank, world = _rank_and_world(given.rank, given.world)
         return replace(given, rank=rank, world=world)
 
     native = loader_for(dataset_or_url, batch_size, options, function=loader, owner=OWNER, change=placed)
     forms = forms_of(native, SpecOptions(check_nulls(nulls, None, owner=OWNER), element_spec))
     return make_batches(native, forms, native.full_batches)
+
+
+def _rank_and_world(rank: int | None, world: int | None) -> tuple[int | None, int | None]:
+    """Return the arguments; if both are None, the place of this worker in `TF_CONFIG`, or None, None without one."""
+    text = os.environ.get("TF_CONFIG")
+    if rank is not None or world is not None or not text:
+        return rank, world
+    try:
+        config = json.loads(text)
+        cluster, task = config.get("cluster", {}), config.get("task", {})
+        kind, index = str(task.get("type", "")), int(task.get("index", 0))
+        sizes = {name: len(cluster.get(name, ())) for name in ("chief", "master", "worker")}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise PlanError(f"TF_CONFIG cannot be understood ({error}); pass rank= and world=") from None
+    if kind not in sizes or sum(sizes.values()) < 2:
+        return None, None
+    before = sizes["chief"] + sizes["master"] if kind == "worker" else 0
+    found = FoundRank(before + index, sum(sizes.values()), "TF_CONFIG")
+    announce(found)
+    return found.rank, found.world

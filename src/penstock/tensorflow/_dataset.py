@@ -43,7 +43,14 @@ def make_batches(native: Any, forms: Sequence[Form], rows: int | None) -> Batche
     def convert(delivery: Delivery[Any]) -> Arrays:
         batch = delivery.batch
         if batch.keys() != names:
-            raise _other_columns(batch, [form.name for form in forms])
+            expected = [form.name for form in forms]  # other columns would be left out silently
+            lacks, more = sorted(set(expected) - batch.keys()), sorted(batch.keys() - set(expected))
+            wrong = f"without the column {lacks[0]!r}, only" if lacks else f"with the column {more[0]!r}, among"
+            raise TransformError(
+                f"a batch came {wrong} {', '.join(map(repr, batch))}, where the element spec has "
+                f"{', '.join(map(repr, expected))}; a transform must give the same columns for every batch, those of "
+                "element_spec= where that is given"
+            )
         return tuple(array for form in forms for array in form.arrays(batch[form.name]))
 
     def assemble(*tensors: Any) -> dict[str, Any]:
@@ -73,17 +80,6 @@ def make_dataset(
     if loader.full_length is not None:
         made = made.take(loader.full_length)
     return (kind or Batches)(made.with_options(no_running_ahead()), loader, counted=False)
-
-
-def _other_columns(batch: Mapping[str, Any], names: Sequence[str]) -> TransformError:
-    """Refuse a batch that lacks columns or has others: these would be left out silently."""
-    lacks, more = sorted(set(names) - batch.keys()), sorted(batch.keys() - set(names))
-    wrong = f"without the column {lacks[0]!r}, only" if lacks else f"with the column {more[0]!r}, among"
-    return TransformError(
-        f"a batch came {wrong} {', '.join(map(repr, batch))}, where the element spec has "
-        f"{', '.join(map(repr, names))}; a transform must give the same columns for every batch, those of "
-        "element_spec= where that is given"
-    )
 
 
 def as_it_is(function: Callable[..., Any]) -> Any:
@@ -155,7 +151,16 @@ class Loader(LoaderProxy):
             if (self.repeats and self._ended_early) or exiting():
                 self._ended_early = False
                 return iter(())
-            self._warn_if_left()
+            # A resumed pass was begun and left: Keras does that unasked, under a strategy.
+            from_state, num_made, length = self._last
+            if from_state and not self._resumed and length and 0 < num_made < length:
+                warnings.warn(
+                    f"a pass that went on from a state was left after {num_made} of the {length} batches it had; this "
+                    "iteration is the next pass, and the rest does not come. Under a strategy, Keras takes one batch "
+                    "before training: load the state in a callback's on_train_begin (docs/tensorflow.md)",
+                    PenstockWarning,
+                    stacklevel=1,
+                )
             stream = self.native.stream().map(self._convert)
             counted = self._will_count
             if counted is None and not self._has_counting:
@@ -166,18 +171,6 @@ class Loader(LoaderProxy):
             self._will_count, self._resumed = None, False
             watch()
             return _Arrays(self, stream, counting)
-
-    def _warn_if_left(self) -> None:
-        """Warn of a resumed pass that was begun and left: Keras does that unasked, under a strategy."""
-        from_state, num_made, length = self._last
-        if from_state and not self._resumed and length and 0 < num_made < length:
-            warnings.warn(
-                f"a pass that went on from a state was left after {num_made} of the {length} batches it had; this "
-                "iteration is the next pass, and the rest does not come. Under a strategy, Keras takes one batch "
-                "before training: load the state in a callback's on_train_begin (docs/tensorflow.md)",
-                PenstockWarning,
-                stacklevel=2,
-            )
 
     def made(self, count: int) -> None:
         """Note how many batches of the current pass were made."""

@@ -6,7 +6,7 @@ in memory. Hypothesis strategies are in `penstock.testing.strategies`, which nee
 sources is `penstock.testing.source_suite.SourceTests`, which needs pytest. Nothing in the library imports this package.
 """
 
-from penstock.testing.compare import assert_same, difference
+from penstock.testing.compare import assert_resumes_exactly, assert_same, difference
 from penstock.testing.data import ODD_FILES, make_parquet, mixed, numbers, random_rows
 from penstock.testing.filesystems import (
     DelayingFileSystem,
@@ -16,7 +16,6 @@ from penstock.testing.filesystems import (
     ServerError,
     TransientFaults,
 )
-from penstock.testing.resume import assert_resumes_exactly
 from penstock.testing.sources import FaultySource, MemorySource
 
 __all__ = [

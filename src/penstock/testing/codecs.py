@@ -37,7 +37,13 @@ def check_codec(
     for value, cell in zip(values, cells, strict=True):
         decoded = codec.decode(field, cell)
         assert same(decoded, value), f"{codec} gave {decoded!r:.80} for {value!r:.80}"
-    _check_stored_form(codec)
+    stored = codec_to_json(codec)
+    again = codec_from_json(json.loads(json.dumps(stored)))
+    assert type(again) is type(codec), f"{codec} comes back as {again!r}"
+    assert codec_to_json(again) == stored, f"{codec} does not keep its state: {stored}"
+    assert repr(again) == repr(codec), f"{codec} comes back as {again!r}"
+    assert " object at 0x" not in repr(codec), f"{type(codec).__name__} needs a readable repr"
+    assert not isinstance(codec, Codec) or (again == codec and hash(again) == hash(codec)), f"{codec} != {again!r}"
     if has_cells(codec):
         assert all(isinstance(cell, bytes | bytearray) for cell in cells), f"{codec}: encode() must give bytes"
         _check_columns(codec, field, [bytes(cell) for cell in cells])
@@ -50,20 +56,16 @@ def equal_values(decoded: Any, value: Any) -> bool:
     return same_kind and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM"))
 
 
-def _check_stored_form(codec: DataframeColumnCodec) -> None:
-    stored = codec_to_json(codec)
-    again = codec_from_json(json.loads(json.dumps(stored)))
-    assert type(again) is type(codec), f"{codec} comes back as {again!r}"
-    assert codec_to_json(again) == stored, f"{codec} does not keep its state: {stored}"
-    assert repr(again) == repr(codec), f"{codec} comes back as {again!r}"
-    assert " object at 0x" not in repr(codec), f"{type(codec).__name__} needs a readable repr"
-    assert not isinstance(codec, Codec) or (again == codec and hash(again) == hash(codec)), f"{codec} != {again!r}"
-
-
 def _check_columns(codec: DataframeColumnCodec, field: FieldLike, cells: list[bytes]) -> None:
     """Compare the column paths with single decodes: with nulls between, from several buffers, and with no cells."""
-    plain = [None if cell is None else codec.decode(field, cell) for cell in _with_nulls(cells)]
-    for column in (Cells.from_list(_with_nulls(cells)), _in_two_parts(_with_nulls(cells))):
+    padded = [None, *cells, None]
+    plain = [None if cell is None else codec.decode(field, cell) for cell in padded]
+    whole = Cells.from_list(padded)
+    # The same cells, alternately from one of two buffers.
+    spare = np.concatenate([np.zeros(3, np.uint8), whole.parts[0]])
+    part = np.arange(len(padded)) % 2
+    split = Cells([whole.parts[0], spare], part, whole.start + 3 * part, whole.stop + 3 * part, whole.valid)
+    for column in (whole, split):
         listed = decode_list(codec, field, column)
         assert len(listed) == len(plain), f"{codec}: decode_list gave {len(listed)} values for {len(plain)} cells"
         for got, want in zip(listed, plain, strict=True):
@@ -71,7 +73,11 @@ def _check_columns(codec: DataframeColumnCodec, field: FieldLike, cells: list[by
             assert got is None or equal_values(got, want), f"{codec}: decode_list differs from decode"
         _check_fill(codec, field, column, plain)
     assert decode_list(codec, field, Cells.from_list([])) == []
-    _check_view(codec, field, cells)
+    one_column = Cells.from_list(cells)
+    offsets = np.concatenate([one_column.start[:1], one_column.stop])
+    view = view_column(codec, field, one_column.parts[0], offsets) if cells else None
+    for viewed, cell in zip(view if view is not None else [], cells, strict=False):
+        assert equal_values(viewed, codec.decode(field, cell)), f"{codec}: view_column differs from decode"
 
 
 def _check_fill(codec: DataframeColumnCodec, field: FieldLike, column: Cells, plain: list[Any]) -> None:
@@ -84,23 +90,3 @@ def _check_fill(codec: DataframeColumnCodec, field: FieldLike, column: Cells, pl
     for got, want in zip(out, plain, strict=True):
         right = np.full(shape, 77, dtype) if want is None else np.asarray(want, dtype)  # in native byte order
         assert equal_values(got, right), f"{codec}: decode_column differs from decode, or writes where the cell is null"
-
-
-def _check_view(codec: DataframeColumnCodec, field: FieldLike, cells: list[bytes]) -> None:
-    column = Cells.from_list(cells)
-    offsets = np.concatenate([column.start[:1], column.stop])
-    view = view_column(codec, field, column.parts[0], offsets) if cells else None
-    for got, cell in zip(view if view is not None else [], cells, strict=False):
-        assert equal_values(got, codec.decode(field, cell)), f"{codec}: view_column differs from decode"
-
-
-def _with_nulls(cells: list[bytes]) -> list[bytes | None]:
-    return [None, *cells, None]
-
-
-def _in_two_parts(cells: list[bytes | None]) -> Cells:
-    """Return the same cells, alternately from one of two buffers."""
-    whole = Cells.from_list(cells)
-    spare = np.concatenate([np.zeros(3, np.uint8), whole.parts[0]])
-    part = np.arange(len(cells)) % 2
-    return Cells([whole.parts[0], spare], part, whole.start + 3 * part, whole.stop + 3 * part, whole.valid)

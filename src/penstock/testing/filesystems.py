@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -84,10 +85,18 @@ class Reads:
 
 
 class _Passing(FileSystemHandler):  # type: ignore[misc] # pyarrow ships no types
-    """Hands everything on to another filesystem; reads pass through `before` (open) and `around` (byte ranges)."""
+    """Passes everything on to another filesystem, after a call of the hook for the kind of request.
 
-    def __init__(self, base: FileSystem) -> None:
-        self.base = base
+    Files are looked up or listed (`look`), opened for reading (`open`), read (`read`: path, start and stop, which is at
+    most the size of the file), written or deleted (`change`).
+    """
+
+    def __init__(self, base: FileSystem | None, name: str = "passing", **hooks: Callable[..., None]) -> None:
+        self.base, self.name, self._hooks = base or LocalFileSystem(), name, hooks
+
+    def _before(self, kind: str, path: str, *span: int) -> None:
+        if kind in self._hooks:
+            self._hooks[kind](path, *span)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -96,15 +105,18 @@ class _Passing(FileSystemHandler):  # type: ignore[misc] # pyarrow ships no type
         return id(self)
 
     def get_type_name(self) -> str:
-        return f"{type(self).__name__.strip('_').lower()}+{self.base.type_name}"
+        return f"{self.name}+{self.base.type_name}"
 
     def normalize_path(self, path: str) -> str:
         return str(self.base.normalize_path(path))
 
     def get_file_info(self, paths: list[str]) -> Any:
+        for path in paths[:1]:
+            self._before("look", path)
         return self.base.get_file_info(paths)
 
     def get_file_info_selector(self, selector: Any) -> Any:
+        self._before("look", selector.base_dir)
         plain = FileSelector(selector.base_dir, allow_not_found=selector.allow_not_found, recursive=selector.recursive)
         return self.base.get_file_info(plain)
 
@@ -121,6 +133,7 @@ class _Passing(FileSystemHandler):  # type: ignore[misc] # pyarrow ships no type
         self.base.delete_dir_contents("/", accept_root_dir=True)
 
     def delete_file(self, path: str) -> None:
+        self._before("change", path)
         self.base.delete_file(path)
 
     def move(self, src: str, dest: str) -> None:
@@ -133,20 +146,17 @@ class _Passing(FileSystemHandler):  # type: ignore[misc] # pyarrow ships no type
         return self.open_input_file(path)
 
     def open_input_file(self, path: str) -> Any:
-        self.before_open(path)
-        return pa.PythonFile(_WatchedFile(self.base.open_input_file(path), path, self.before_read), mode="r")
+        self._before("open", path)
+        return pa.PythonFile(
+            _WatchedFile(self.base.open_input_file(path), path, partial(self._before, "read")), mode="r"
+        )
 
     def open_output_stream(self, path: str, metadata: Any) -> Any:
+        self._before("change", path)
         return self.base.open_output_stream(path, metadata=metadata)
 
     def open_append_stream(self, path: str, metadata: Any) -> Any:
         return self.base.open_append_stream(path, metadata=metadata)
-
-    def before_open(self, path: str) -> None:
-        """Called when a file is opened for reading."""
-
-    def before_read(self, path: str, start: int, stop: int) -> None:
-        """Called before bytes are read; `stop` is at most the file's size."""
 
 
 class _WatchedFile(io.RawIOBase):
@@ -187,71 +197,6 @@ class _WatchedFile(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
-
-
-class _Recording(_Passing):
-    def __init__(self, base: FileSystem, reads: Reads) -> None:
-        super().__init__(base)
-        self.reads = reads
-
-    def before_open(self, path: str) -> None:
-        self.reads.add_open(path)
-
-    def before_read(self, path: str, start: int, stop: int) -> None:
-        self.reads.add_range(path, start, stop)
-
-
-class _Delaying(_Passing):
-    def __init__(self, base: FileSystem, latency_s: float, bytes_per_s: float | None) -> None:
-        super().__init__(base)
-        self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
-
-    def before_open(self, path: str) -> None:  # noqa: ARG002 - one signature for all handlers
-        time.sleep(self.latency_s)
-
-    def before_read(self, path: str, start: int, stop: int) -> None:  # noqa: ARG002
-        time.sleep(self.latency_s + ((stop - start) / self.bytes_per_s if self.bytes_per_s else 0.0))
-
-    def get_file_info(self, paths: list[str]) -> Any:
-        time.sleep(self.latency_s)
-        return super().get_file_info(paths)
-
-    def get_file_info_selector(self, selector: Any) -> Any:
-        time.sleep(self.latency_s)
-        return super().get_file_info_selector(selector)
-
-
-class _Faulty(_Passing):
-    def __init__(self, base: FileSystem, fault: Callable[[str], Exception | None]) -> None:
-        super().__init__(base)
-        self.fault = fault
-
-    def _request(self, path: str) -> None:
-        error = self.fault(path)
-        if error is not None:
-            raise error
-
-    def before_open(self, path: str) -> None:
-        self._request(path)
-
-    def before_read(self, path: str, start: int, stop: int) -> None:  # noqa: ARG002
-        self._request(path)
-
-    def get_file_info(self, paths: list[str]) -> Any:
-        self._request(paths[0])
-        return super().get_file_info(paths)
-
-    def get_file_info_selector(self, selector: Any) -> Any:
-        self._request(selector.base_dir)
-        return super().get_file_info_selector(selector)
-
-    def open_output_stream(self, path: str, metadata: Any) -> Any:
-        self._request(path)
-        return super().open_output_stream(path, metadata)
-
-    def delete_file(self, path: str) -> None:
-        self._request(path)
-        super().delete_file(path)
 
 
 class ServerError(Exception):
@@ -297,7 +242,13 @@ class FaultyFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no t
     """
 
     def __init__(self, base: FileSystem | None = None, *, fault: Callable[[str], Exception | None]) -> None:
-        super().__init__(_Faulty(base or LocalFileSystem(), fault))
+
+        def request(path: str, *_: int) -> None:
+            error = fault(path)
+            if error is not None:
+                raise error
+
+        super().__init__(_Passing(base, "faulty", look=request, open=request, read=request, change=request))
 
 
 class RecordingFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no types
@@ -315,7 +266,7 @@ class RecordingFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships n
 
     def __init__(self, base: FileSystem | None = None) -> None:
         self.reads = Reads()
-        super().__init__(_Recording(base or LocalFileSystem(), self.reads))
+        super().__init__(_Passing(base, "recording", open=self.reads.add_open, read=self.reads.add_range))
 
 
 class DelayingFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no types
@@ -325,4 +276,8 @@ class DelayingFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no
     """
 
     def __init__(self, base: FileSystem | None = None, *, latency_s: float, bytes_per_s: float | None = None) -> None:
-        super().__init__(_Delaying(base or LocalFileSystem(), latency_s, bytes_per_s))
+
+        def wait(_: str, start: int = 0, stop: int = 0) -> None:
+            time.sleep(latency_s + ((stop - start) / bytes_per_s if bytes_per_s else 0.0))
+
+        super().__init__(_Passing(base, "delaying", look=wait, open=wait, read=wait))

@@ -28,8 +28,7 @@ import pytest
 import penstock
 from penstock.errors import BadFile, BudgetError, ColumnNotFound, StoreUnavailable
 from penstock.source import may_hold_nulls, read_table
-from penstock.testing.compare import assert_same
-from penstock.testing.resume import assert_resumes_exactly
+from penstock.testing.compare import assert_resumes_exactly, assert_same
 from penstock.testing.sources import FaultySource, MemorySource
 
 if TYPE_CHECKING:

@@ -1,33 +1,42 @@
 """One value to one cell, one list of cells to an Arrow column, and every way that can fail.
 
 Used by all three forms of input. Values pass through the codec of the field; every error names the row, the field, what
-the schema expects, what was given, and what to do. Knows neither batches nor files.
+the schema expects, what was given, and what to do. Arrow by itself takes a number for a time, drops digits that a
+column does not have, and reads an array in the unit of the column: times are converted here instead, to the same moment
+or an error. Knows neither batches nor files.
+
+Lists, of fields with a shape and no codec, are checked value by value before Arrow sees them, arrays of numbers as a
+whole: Arrow splits text into letters, truncates numbers, and takes bytes for text.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.codecs import NdarrayCodec, ScalarCodec
-from penstock.codecs.arrow_kinds import leaf_of, scalar_dtype
+from penstock.codecs.arrow_kinds import leaf_of, scalar_dtype, temporal_dtype
 from penstock.codecs.base import has_cells
 from penstock.codecs.ndarray import check_array
+from penstock.codecs.scalar import NO_NUMBERS, flag
+from penstock.codecs.times import in_unit
 from penstock.errors import ColumnNotFound, SchemaError, close_names
-from penstock.write.arrays import quick_array
-from penstock.write.defensive_copy import is_fixed, own
-from penstock.write.lists import is_missing, list_cell
-from penstock.write.time_cells import is_moment, stacked, timed
+from penstock.write.arrays import FIXED, is_fixed, own, quick_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.buffer_pool import BufferPool
+    from penstock.write.arrays import BufferPool
 
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -231,7 +240,15 @@ def array_of(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
 def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
     leaf = leaf_of(stored.type)
     if pa.types.is_float32(stored.type) or pa.types.is_float16(stored.type):
-        _refuse_large(cells, stored, first)
+        kind = scalar_dtype(stored.type)
+        for at, one in enumerate(cells, first):  # refuse a number that would be stored as infinity
+            if isinstance(one, int | float | np.number) and np.isfinite(one):
+                with np.errstate(over="ignore"):
+                    if np.isinf(kind.type(one)):
+                        raise SchemaError(
+                            f"row {at}, field {stored.name!r}: {one} is larger than any {kind}; scale the value, or "
+                            "give the field the dtype float64"
+                        )
     if is_moment(leaf):
         cells = _timed(cells, stored, leaf, first)
     elif leaf != stored.type or pa.types.is_nested(stored.type):  # Arrow takes lists of lists, no nested array
@@ -275,19 +292,6 @@ def _unrolled(cell: Any) -> Any:
     return cell
 
 
-def _refuse_large(cells: list[Any], stored: pa.Field, first: int) -> None:
-    """Refuse a number that would be stored as infinity."""
-    kind = scalar_dtype(stored.type)
-    for index, cell in enumerate(cells, first):
-        if isinstance(cell, int | float | np.number) and np.isfinite(cell):
-            with np.errstate(over="ignore"):
-                if np.isinf(kind.type(cell)):
-                    raise SchemaError(
-                        f"row {index}, field {stored.name!r}: {cell} is larger than any {kind}; scale the value, or "
-                        "give the field the dtype float64"
-                    )
-
-
 def check_limits(column: pa.Array, name: str, limits: Any, first: int) -> None:
     """Refuse a number that the stored type can hold but the field cannot: it would be read as another one.
 
@@ -311,3 +315,200 @@ def check_limits(column: pa.Array, name: str, limits: Any, first: int) -> None:
         f"row {rows[index]}, field {name!r}: {column[index].as_py()} is not within {least} to {most}, "
         f"the numbers of {limits.dtype}; convert the value, or give the field a wider dtype"
     )
+
+
+def is_moment(kind: pa.DataType) -> bool:
+    """Tell whether this module handles a type."""
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind))
+
+
+def stacked(cells: list[Any]) -> NDArray[Any] | None:
+    """Return single NumPy times in one unit as an array, NaT for None; None if there is anything else."""
+    if set(map(type, cells)) - {type(None)} not in ({np.datetime64}, {np.timedelta64}):
+        return None
+    dtypes = {cell.dtype for cell in cells if cell is not None}
+    return np.array(cells, dtypes.pop()) if len(dtypes) == 1 else None
+
+
+def timed(value: Any, kind: pa.DataType) -> Any:
+    """Return a time, or nested lists of times, as Arrow takes them for that type; ValueError if digits are lost."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return [timed(one, kind) for one in value]
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "mM":
+        found = _exact(value, kind)
+        return found if found.ndim == 1 and not pa.types.is_date(kind) else _listed(found)
+    if isinstance(value, np.ndarray):
+        return [timed(one, kind) for one in value] if value.ndim else timed(value[()], kind)
+    if type(value) is datetime.datetime and pa.types.is_timestamp(kind) and kind.unit == "us":
+        return value
+    moment = _as_numpy(value, kind)
+    if moment is None:
+        raise ValueError(f"{value!r:.60} ({type(value).__name__}) is not a time, but the column is {kind}; {_CURE}")
+    found = _exact(np.asarray(moment), kind)[()]
+    return found.item() if pa.types.is_date(kind) else found
+
+
+_CURE = "pass dates and times of datetime or NumPy, for a number np.datetime64(number, unit)"
+
+
+def _listed(values: NDArray[Any]) -> Any:
+    """Return nested lists of scalars; dates become those of Python, the others stay NumPy scalars with their unit."""
+    if values.ndim > 1:
+        return [_listed(one) for one in values]
+    return values.tolist() if np.datetime_data(values.dtype)[0] == "D" else values
+
+
+def _as_numpy(value: Any, kind: pa.DataType) -> Any:
+    """Return a single time as a NumPy scalar; None if it is none, or of another kind than the column."""
+    for name in ("to_datetime64", "to_timedelta64"):  # pandas: its own type has more digits than Python's
+        value = getattr(value, name)() if hasattr(value, name) else value
+    if isinstance(value, datetime.datetime):
+        if value.tzinfo is not None:
+            if pa.types.is_date(kind):
+                return None  # the day depends on the zone
+            value = value.astimezone(datetime.UTC).replace(tzinfo=None)
+        value = np.datetime64(value, "us")
+    elif isinstance(value, datetime.date):
+        value = np.datetime64(value, "D")
+    elif isinstance(value, datetime.timedelta):
+        value = np.timedelta64(value, "us")
+    wanted = np.timedelta64 if pa.types.is_duration(kind) else np.datetime64
+    return value if isinstance(value, wanted) else None
+
+
+def _exact(values: NDArray[Any], kind: pa.DataType) -> NDArray[Any]:
+    dtype = np.dtype("M8[D]") if pa.types.is_date(kind) else temporal_dtype(kind)
+    unit, none = np.datetime_data(values.dtype)[0], np.isnat(values)
+    if values.dtype.kind != dtype.kind:
+        raise ValueError(f"got an array of {values.dtype}, but the column is {kind}; {_CURE}")
+    if unit == "generic" or (unit in "YM" and values.dtype.kind == "m"):
+        if not none.all():
+            raise ValueError(f"a time of {values.dtype} has no fixed length, but the column is {kind}; {_CURE}")
+        return np.full(values.shape, "NaT", dtype)
+    found = in_unit(values, dtype)
+    lost = (in_unit(found, values.dtype) != values) & ~none
+    if lost.any():
+        codec = f"ScalarCodec(pa.{'duration' if pa.types.is_duration(kind) else 'timestamp'}('ns'))"
+        raise ValueError(
+            f"{values.ravel()[int(lost.ravel().argmax())]} is not a {kind}: it has finer digits, or is out of range; "
+            f"round it, or store single values in another unit, as {codec} does"
+        )
+    return found
+
+
+_PLAIN = FIXED - {range}
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether a value is missing: None, or NaT or NA of pandas, which are recognised by name."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def list_cell(field: UnischemaField, value: Any) -> Any:
+    """Return the cell of a list column: an array, or nested lists; ValueError for what the field cannot hold."""
+    kind = field.numpy_dtype
+    if type(value) is np.ndarray and value.ndim and value.dtype.type is kind:
+        return value
+    if isinstance(value, str) or (isinstance(value, bytes | bytearray) and kind is not np.uint8):
+        cure = "pass [value] for one item" + ("" if isinstance(value, str) else ", np.frombuffer(value) for numbers")
+        raise ValueError(f"got {type(value).__name__} but the field is a list; {cure}")
+    if kind is None:  # lists of lists, maps: Arrow knows their type
+        return value
+    if isinstance(value, bytes | bytearray):
+        return np.frombuffer(value, np.uint8)
+    value = _as_lists(value)
+    check = _CHECKS.get(kind)
+    if check is not None:
+        return check(field, value)
+    return _numbers(np.dtype(kind), value) if kind is not Decimal and np.dtype(kind).kind in "iuf" else value
+
+
+def _as_lists(value: Any) -> Any:
+    """Return an array of plain values unchanged, and other containers as nested lists of scalars and arrays."""
+    if isinstance(value, np.ndarray) and value.dtype != object and value.ndim:
+        return value
+    if type(value) in (list, tuple) and set(map(type, value)) <= _PLAIN:
+        return value
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        return value.to_pylist()
+    if not isinstance(value, list | tuple | np.ndarray) and hasattr(value, "__array__"):
+        return _as_lists(np.asarray(value))  # torch, JAX, a Series
+    if not isinstance(value, Collection) or isinstance(value, Mapping) or getattr(value, "ndim", 1) == 0:
+        raise ValueError(f"got {type(value).__name__} but the field is a list; pass a list or an array")
+    return [_item(one) for one in value]
+
+
+def _item(value: Any) -> Any:
+    if is_missing(value):
+        return None
+    if isinstance(value, np.ma.MaskedArray):
+        return value.tolist() if np.ma.getmaskarray(value).any() else np.ma.getdata(value)
+    if isinstance(value, str | bytes | bytearray | memoryview | np.generic | Mapping):
+        return value
+    holds = isinstance(value, Collection) or hasattr(value, "__array__")
+    if holds and getattr(value, "ndim", 1) == 0:
+        return np.asarray(value)[()]
+    return _as_lists(value) if holds else value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the values of nested lists, except nulls."""
+    if isinstance(value, list | tuple | np.ndarray):
+        for one in value:
+            yield from _leaves(one)
+    elif value is not None:
+        yield value
+
+
+def _other_leaf(wanted: str, leaf: Any) -> ValueError:
+    return ValueError(f"expected a list of {wanted}, got {type(leaf).__name__} in it: {leaf!r:.50}")
+
+
+def _texts(_: UnischemaField, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "UT":
+        return value
+    for leaf in _leaves(value):
+        if not isinstance(leaf, str):
+            raise _other_leaf("str", leaf)
+    return value
+
+
+def _flags(field: UnischemaField, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "b":
+            return value
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_flags(field, one) for one in value]
+    return None if value is None else flag(field, value)
+
+
+_CHECKS: dict[Any, Callable[[UnischemaField, Any], Any]] = {np.str_: _texts, np.bool_: _flags}
+
+
+def _numbers(kind: np.dtype[Any], value: Any) -> Any:
+    """Return the value; ValueError for a number that the dtype cannot hold: Arrow would truncate it."""
+    if isinstance(value, np.ndarray):
+        flat = value.ravel()
+    else:
+        flat = np.array(value if set(map(type, value)) <= {int, float} else list(_leaves(value)))
+    if not flat.size or flat.dtype == kind:
+        return value
+    if flat.dtype.kind not in "biuf":
+        # Refuse times, text and complex numbers: Arrow would take some of them for numbers.
+        if flat.dtype != object:
+            raise ValueError(f"got {flat.dtype} in a list of {kind.name}; pass numbers")
+        for leaf in _leaves(value):
+            if isinstance(leaf, (str, bytes, *NO_NUMBERS)):
+                raise _other_leaf("numbers", leaf)
+            if isinstance(leaf, Decimal | float) and kind.kind in "iu" and leaf != leaf // 1:
+                raise ValueError(f"{leaf} is no {kind.name}")
+        return value
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = flat.astype(kind)
+        lost = (stored != flat) if kind.kind in "iu" else (np.isinf(stored) & ~np.isinf(flat))
+    if lost.any():
+        raise ValueError(f"{flat[int(lost.argmax())]} is no {kind.name}")
+    return value

@@ -23,8 +23,16 @@ from penstock.storage.filesystem import first_look, resolve
 from penstock.storage.locks import Lock, remove_dead_scratch
 from penstock.storage.publish import put
 from penstock.write.files import Written
-from penstock.write.journal import DoneFile, Journal
-from penstock.write.staging import StagedDataset, adopt_note, is_idle, remove_published, totals, unfinished
+from penstock.write.staging import (
+    DoneFile,
+    Journal,
+    StagedDataset,
+    adopt_note,
+    is_idle,
+    remove_published,
+    totals,
+    unfinished,
+)
 from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:
@@ -136,7 +144,22 @@ def commit(
         journals = {int(posixpath.basename(folder)): Journal(stage.fs, folder, stage.data) for folder in folders}
         for journal in journals.values():
             journal.load()
-        _check_parts(str(url), journals, parts)
+        wrong = {part: "not finished" for part, journal in journals.items() if not journal.is_done()}
+        if parts is not None:
+            wrong |= {part: "missing" for part in range(parts) if part not in journals}
+            extra = sorted(part for part in journals if part >= parts)
+            if extra:
+                raise StateMismatch(
+                    f"{url} has a part {extra[0]}, but parts={parts} means 0 to {parts - 1}: it is of an earlier run, "
+                    "or parts= is too small; penstock.discard(url) removes all parts, to be written again"
+                )
+        if wrong:
+            shown = ", ".join(f"{part} ({reason})" for part, reason in sorted(wrong.items())[:10])
+            more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+            raise DatasetIncomplete(
+                f"{url} cannot be committed yet: part {shown}{more}; write these parts (resume=True keeps their "
+                "finished files), then commit again, or penstock.discard(url)"
+            )
         all_facts = [journal.facts() or {} for journal in journals.values()]
         if not all(same_layout(all_facts[0], facts) for facts in all_facts):
             raise StateMismatch(f"the parts of {url} differ in schema or partition_by; write them again with the same")
@@ -208,22 +231,3 @@ def _parts(target: WriteTarget) -> StagedDataset:
     raise DatasetNotFound(
         f"no parts to commit at {target.path} ({there}); penstock.Writer(url, schema, part=k) writes them"
     )
-
-
-def _check_parts(url: str, journals: Mapping[int, Journal], parts: int | None) -> None:
-    wrong = {part: "not finished" for part, journal in journals.items() if not journal.is_done()}
-    if parts is not None:
-        wrong |= {part: "missing" for part in range(parts) if part not in journals}
-        extra = sorted(part for part in journals if part >= parts)
-        if extra:
-            raise StateMismatch(
-                f"{url} has a part {extra[0]}, but parts={parts} means 0 to {parts - 1}: it is of an earlier run, or "
-                "parts= is too small; penstock.discard(url) removes all parts, to be written again"
-            )
-    if wrong:
-        shown = ", ".join(f"{part} ({reason})" for part, reason in sorted(wrong.items())[:10])
-        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-        raise DatasetIncomplete(
-            f"{url} cannot be committed yet: part {shown}{more}; write these parts (resume=True keeps their finished "
-            "files), then commit again, or penstock.discard(url)"
-        )

@@ -28,14 +28,15 @@ from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
 from penstock.storage import list_files, resolve
 from penstock.storage.filesystem import first_look
-from penstock.write.captions import Captions, find_captions
 from penstock.write.images import (
     HEAD_BYTES,
     TAIL_BYTES,
+    Captions,
     ImageFacts,
     describe,
     facts_of_head,
     facts_of_image,
+    find_captions,
     image_field,
     is_whole,
     refuse_cut,
@@ -89,44 +90,52 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     filesystem: Any = None,
     **options: Any,
 ) -> Written:
-    """Write the images of a folder, and what their folders and captions say, as a dataset; return what was written.
+    """Write the images of a folder as a dataset, with labels and captions; return what was written.
 
-    The files' bytes are stored as they are: nothing is encoded again. Columns, as far as there is something for them:
+    The bytes of the files are stored unchanged: nothing is encoded again. The columns, those without content left out:
 
-    - `image`: a `CompressedImageCodec` field; height and width are fixed where all images share them;
-    - `label`, `label_name`: the folder right below `path` that an image is in, as a number (folders sorted by name)
-      and as text; with captions too;
+    - `image`: a `CompressedImageCodec` field; height and width are fixed if all images have the same;
+    - `label`, `label_name`: the folder directly below `path` that an image is in, as a number (folders sorted by name)
+      and as text; also with captions;
     - `caption`: the text of `cat.txt` beside `cat.jpg`; or the columns of `captions.csv`, `captions.jsonl`,
       `metadata.csv` or `metadata.jsonl` in `path`, whose column `file_name` names the image. Without a caption: null.
-      An image with several lines in the table gives several rows. Types are those of JSON; a CSV holds text, and
-      numbers where all of a column print back as they stood;
+      An image with several lines in the table gives several rows. Types are those of JSON; a CSV has text, and
+      numbers if all values of a column print back unchanged;
     - `path`: relative to the folder, with forward slashes.
 
         >>> penstock.write_folder("flowers", "flowers-dataset")
 
     Args:
-        path: the folder; a path or URL. Names that begin with a dot and files that are not images are passed over.
+        path: the folder; a path or URL. Names that begin with a dot and files that are not images are skipped.
         url: the dataset to write.
-        labels: whether folders are labels; None: if images are in folders, which then all of them have to be.
-        captions: False: none; True: needed; a name: this table in `path`; None: if there are any.
-        misfits: what to do with images of other channels or depth than most have (grey among RGB, alpha, palettes),
-            and with damaged ones: "error" names them, "convert" stores their pixels in the form of the others as PNG
-            (and still refuses damaged ones), "skip" leaves them out with a warning.
-        shuffle: rows in random order, the same for the same `seed` and files; False: by path. Folders of one class
-            after another train badly.
-        seed: of that order.
-        storage_options: for the filesystems of URLs.
+        labels: whether folders are labels; None: if images are in folders, and then all of them must be.
+        captions: False: none; True: required; a name: this table in `path`; None: if there are any.
+        misfits: what to do with images that have other channels or another depth than most (grey among RGB, alpha,
+            palettes), and with damaged ones: "error" names them, "convert" stores their pixels in the form of the
+            others as PNG (but refuses damaged ones), "skip" leaves them out with a warning.
+        shuffle: rows in random order, the same for the same `seed` and files; False: by path. Training on one
+            class after another works badly.
+        seed: selects the random order.
+        storage_options: options for the filesystems of URLs.
         filesystem: a pyarrow or fsspec filesystem to read from and write to instead.
-        **options: those of `penstock.write`: `row_group_bytes`, `overwrite`, `resume`, `partition_by` ...
+        **options: keywords of `penstock.write`: `row_group_bytes`, `overwrite`, `resume`, `partition_by` ...
 
     Raises:
         DatasetNotFound: there is no such folder, or no image in it.
         PlanError: `schema` is given.
-        SchemaError: images do not fit together, or lie beside folders that would be labels; or their captions are not
-            clear: a line names an image that is not there, there are two tables, a column has no type.
+        SchemaError: images do not fit one field, or lie beside folders that would be labels; or captions are ambiguous:
+            a line names an image that does not exist, there are two tables, a column has no type.
     """
     one_of("misfits", misfits, ("error", "convert", "skip"))
-    _check_options(options)
+    if "schema" in options:
+        raise PlanError(
+            "write_folder derives the schema from the images and captions, and takes no schema=...; leave it out, or "
+            "read the files yourself and pass rows to penstock.write(rows, url, schema)"
+        )
+    known = [name for name, one in inspect.signature(write).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"write_folder() got an unexpected keyword argument {name!r}; {close_names(name, known)}")
     where: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     fs, root = resolve(path, **where)
     if first_look(fs, root, path).is_file:
@@ -144,19 +153,6 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     schema, stored = _schema(folder, classes, table)
     batches = _batches(folder, rows, (classes, table), stored)
     return write(Tables(stored.empty_table(), batches, schema, len(rows)), url, **where, **options)
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Raise for wrong options before all images are read, with messages about this function."""
-    if "schema" in options:
-        raise PlanError(
-            "write_folder derives the schema from the images and captions, and takes no schema=...; leave it out, or "
-            "read the files yourself and pass rows to penstock.write(rows, url, schema)"
-        )
-    known = [name for name, one in inspect.signature(write).parameters.items() if one.kind is one.KEYWORD_ONLY]
-    for name in options:
-        if name not in known:
-            raise TypeError(f"write_folder() got an unexpected keyword argument {name!r}; {close_names(name, known)}")
 
 
 def _classes(root: str, images: Sequence[str], labels: bool | None) -> dict[str, int] | None:

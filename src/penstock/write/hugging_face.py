@@ -51,7 +51,8 @@ def as_source(data: Any, schema: Unischema | None) -> Any:
             f"cannot write a {type(data).__name__} of datasets; pass a Dataset or IterableDataset, and for one column "
             "of it dataset.select_columns([name])"
         )
-    if _has_transform(data):
+    # Rows made by a function; other formats only choose the Python types of the same values.
+    if (getattr(data, "format", None) or {}).get("type") == "custom":
         if schema is None:
             raise SchemaError(
                 "the dataset has a transform (with_transform or set_transform), whose results have no known types; "
@@ -74,11 +75,6 @@ def as_source(data: Any, schema: Unischema | None) -> Any:
     fields = {name: field for name, field in found.fields.items() if name in images or not is_typed}
     checked = _checked(itertools.chain([start], tables), fields)
     return Tables(next(checked), checked, found)
-
-
-def _has_transform(data: Any) -> bool:
-    """Tell whether rows come from a function; other formats only choose the Python types of the same values."""
-    return bool((getattr(data, "format", None) or {}).get("type") == "custom")
 
 
 def _is_image(feature: Any) -> bool:
@@ -180,7 +176,10 @@ def _with_files(column: pa.ChunkedArray, feature: Any) -> Any:
         cell = None if row is None else row["bytes"]
         if row is not None and cell is None:
             cell = feature.embed_storage(pa.array([row], feature.pa_type))[0]["bytes"].as_py()
-        cells.append(_in_mode(cell, getattr(feature, "mode", None)))
+        mode = getattr(feature, "mode", None)
+        image = None if mode is None else _opened(cell)
+        # In the mode of the feature: unchanged, or as a PNG of the pixels that `datasets` shows.
+        cells.append(cell if image is None or image.mode == mode else _png(image.convert(mode)))
     return pa.array(cells, pa.binary())
 
 
@@ -216,12 +215,6 @@ def _opened(data: Any) -> Any:
         return pillow.open(BytesIO(data))
     except (OSError, ValueError, SyntaxError):
         return None
-
-
-def _in_mode(data: Any, mode: str | None) -> Any:
-    """Return an image in the mode of its feature, unchanged or as a PNG of the pixels that `datasets` shows."""
-    image = None if mode is None else _opened(data)
-    return data if image is None or image.mode == mode else _png(image.convert(mode))
 
 
 def _with_files_of_pictures(data: Any) -> Any:

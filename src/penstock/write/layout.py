@@ -80,7 +80,8 @@ class StorageLayout:
         """Return the Parquet codec, or one for each leaf: as given for a column or leaf, else that of "auto"."""
         if given != AUTO and (given is None or isinstance(given, str)):
             return _codec(given)
-        packed = {name for name in self.cells if _is_compressed(self.unischema.fields[name].codec)}
+        compressed = ("CompressedImageCodec", "CompressedNdarrayCodec")
+        packed = {name for name in self.cells if type(self.unischema.fields[name].codec).__name__ in compressed}
         chosen = {} if given == AUTO or not isinstance(given, Mapping) else dict(given)
         if not packed and not chosen:
             return "snappy"
@@ -99,10 +100,6 @@ class StorageLayout:
 
 def _codec(name: str | None) -> str:
     return "none" if name in (None, "uncompressed") else name
-
-
-def _is_compressed(codec: object) -> bool:
-    return type(codec).__name__ in ("CompressedImageCodec", "CompressedNdarrayCodec")
 
 
 def _leaves(field: Any) -> list[str]:
@@ -134,7 +131,20 @@ def plan_layout(unischema: Unischema, columns: pa.Schema, partition_by: Sequence
             )
     cells = frozenset(name for name, field in unischema.fields.items() if has_cells(field.codec))
     for name in partition_by:
-        _check_partition(name, columns, cells)
+        if name not in columns.names:
+            raise ColumnNotFound(f"partition_by: no column {name!r}; {close_names(name, columns.names)}")
+        kind = columns.field(name).type
+        if name in cells or not can_be_folder(kind):
+            raise SchemaError(
+                f"partition_by: column {name!r} is stored as {kind}, which a folder name cannot represent; only "
+                "numbers, strings, booleans, dates, timestamps and decimals can be folder names: cast it to one of them"
+            )
+        if not name:
+            raise SchemaError("partition_by: a column without a name cannot be a folder; rename it")
+        if name.startswith("."):
+            raise SchemaError(
+                f"partition_by: column {name!r} would make folders that readers skip as hidden; rename the column"
+            )
     if columns.names and len(partition_by) == len(columns.names):
         raise SchemaError("partition_by names every column, so the files would have none; leave one out")
     return StorageLayout(unischema, columns, tuple(partition_by), cells, _limits(unischema, columns))
@@ -169,20 +179,3 @@ def _has_empty_lists(kind: pa.DataType) -> bool:
     if pa.types.is_fixed_size_list(kind) and kind.list_size == 0:
         return True
     return _is_list(kind) and _has_empty_lists(kind.value_type)
-
-
-def _check_partition(name: str, columns: pa.Schema, cells: frozenset[str]) -> None:
-    if name not in columns.names:
-        raise ColumnNotFound(f"partition_by: no column {name!r}; {close_names(name, columns.names)}")
-    kind = columns.field(name).type
-    if name in cells or not can_be_folder(kind):
-        raise SchemaError(
-            f"partition_by: column {name!r} is stored as {kind}, which a folder name cannot represent; only numbers, "
-            "strings, booleans, dates, timestamps and decimals can be folder names: cast it to one of them"
-        )
-    if not name:
-        raise SchemaError("partition_by: a column without a name cannot be a folder; rename it")
-    if name.startswith("."):
-        raise SchemaError(
-            f"partition_by: column {name!r} would make folders that readers skip as hidden; rename the column"
-        )

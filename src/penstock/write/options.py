@@ -1,17 +1,23 @@
-"""What `penstock.write` and `penstock.Writer` accept, checked once into a frozen value.
+"""What `penstock.write` and `penstock.Writer` accept, checked once into a frozen value; the sizes of batches.
 
 The public functions take flat keywords and build a `WriteOptions`; everything below takes that value. The defaults of
-writing are here; nothing here looks at rows, files or a schema.
+writing are here. `tasks` cuts the input into `EncodeTask`s, which `Pipeline` runs. Nothing here looks at rows, files or
+a schema.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from penstock.engine.host import cores
 from penstock.errors import PlanError
-from penstock.write import encode_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
 
 ROW_GROUP_BYTES = 16 << 20
 """Encoded bytes of a row group: large enough to read at full speed, small enough that 24 of them fit a shuffle window
@@ -73,13 +79,13 @@ class WriteOptions:
     @property
     def threads(self) -> int:
         """Threads that encode."""
-        return self.workers or available_cores()
+        return self.workers or cores()
 
     @property
     def batch(self) -> tuple[int, int]:
         """Rows and bytes that are encoded at once: at most a file's rows, and about a row group's bytes."""
-        rows = min(encode_task.BATCH_ROWS, self.rows_per_file or encode_task.BATCH_ROWS)
-        return rows, min(encode_task.BATCH_BYTES, max(self.row_group_bytes, encode_task.LEAST_BATCH_BYTES))
+        rows = min(BATCH_ROWS, self.rows_per_file or BATCH_ROWS)
+        return rows, min(BATCH_BYTES, max(self.row_group_bytes, LEAST_BATCH_BYTES))
 
     @property
     def prefix(self) -> str:
@@ -92,8 +98,24 @@ def _is_whole(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
+BATCH_ROWS = 4096
+"""Most rows that are encoded at once."""
+BATCH_BYTES = 8 << 20
+"""A batch is closed at this many bytes of values: forty colour images of 256x256; ten take a tenth more time."""
+LEAST_BATCH_BYTES = 2 << 20
+"""A batch may have at least this many bytes, however small the row groups are."""
+TABLE_ROWS = 1 << 16
+"""Most rows of an Arrow batch that is stored without encoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTask:
+    """Rows that become one batch in storage form."""
+
+    first: int
+    """Index of the first row, counted over everything written."""
+    num_rows: int
+    num_bytes: int
+    """Approximate memory of the rows until they are encoded."""
+    make: Callable[[], pa.RecordBatch]
+    """Encodes them; may be called in any thread, once."""

@@ -21,14 +21,12 @@ from penstock.codecs.arrow_memory import without_views
 from penstock.errors import SchemaError, StateMismatch
 from penstock.schema.arrow import arrow_schema, infer_unischema
 from penstock.schema.unischema import Unischema, UnischemaField
-from penstock.write.columns import column_works, length
+from penstock.write.cells import is_missing
 from penstock.write.layout import StorageLayout, plan_layout
-from penstock.write.lists import is_missing
-from penstock.write.rows import Hands, RowBuffer
-from penstock.write.tables import table_works, without_runs
+from penstock.write.tasks import Hands, RowBuffer, column_works, length, table_works, without_runs
 
 if TYPE_CHECKING:
-    from penstock.write.encode_task import EncodeTask
+    from penstock.write.options import EncodeTask
 
 ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
 

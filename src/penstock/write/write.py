@@ -35,26 +35,26 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
 ) -> Written:
     """Write a dataset that `penstock.open` (and Petastorm, and any Parquet reader) can read; return what was written.
 
-    Rows keep their order. The dataset appears whole when the last row is in, or not at all. Values are encoded on all
-    cores; memory is bounded by a few row groups, however many rows come.
+    Rows keep their order. The dataset appears complete after the last row, or not at all. Values are encoded on all
+    cores; memory is bounded by a few row groups, whatever the number of rows.
 
         >>> schema = Unischema("Digits", [UnischemaField("image", np.uint8, (28, 28), NdarrayCodec(), False)])
         >>> penstock.write(({"image": image} for image in images), "/data/digits", schema)
 
     Args:
-        data: an iterable of dicts, one a row, or a dict of equally long columns, both encoded by the schema's codecs;
-            or Arrow data (a table, a batch, a reader, an iterable of tables or batches), whose columns are taken as
-            they are stored; or a DataFrame of pandas or Polars, or a dataset of Hugging Face.
-        url: folder to write; a path or any URL that `penstock.open` takes. An empty folder may be there.
-        schema: fields and codecs; None: inferred, but for rows (arrays of more than one dimension become
-            `NdarrayCodec` cells). A field that is missing in the data must be nullable.
-        row_group_bytes: most bytes of a row group, encoded and before Parquet's compression; at least one row is in.
-        rows_per_file: rows of each file but the last of its folder; None: files of about 512 MiB.
+        data: an iterable of dicts, one for each row, or a dict of columns of equal length, both encoded by the codecs
+            of the schema; or Arrow data (a table, a batch, a reader, an iterable of tables or batches), whose columns
+            are stored as they are; or a DataFrame of pandas or Polars, or a Hugging Face dataset.
+        url: folder to write; a path or any URL that `penstock.open` takes. It may be an existing empty folder.
+        schema: fields and codecs; needed for rows. None: inferred, where arrays of more than one dimension become
+            `NdarrayCodec` cells. A field that is missing in the data must be nullable.
+        row_group_bytes: most bytes of a row group, encoded and before Parquet's compression; at least one row.
+        rows_per_file: rows of each file except the last of its folder; None: files of about 512 MiB.
         partition_by: columns that become folders (`name=value`) instead of being stored in the files.
-        overwrite: replace the dataset at `url` if there is one; where folders can be renamed, old or new is there at
-            any time. A folder with anything but Parquet in it is never replaced.
-        resume: go on where an earlier `write` of the same data stopped, if there was one: the rows in its finished
-            files are passed over. If this one fails, what is safe is kept for the next.
+        overwrite: replace an existing dataset at `url`; on filesystems that rename folders, in one step. A folder with
+            other files than Parquet is never replaced.
+        resume: continue where an earlier `write` of the same data stopped, if there was one: the rows in its finished
+            files are skipped. If this call fails, its finished files are kept for the next one.
         part: which of several writers of one dataset this is; see `penstock.Writer` and `penstock.commit`.
         workers: threads that encode; None: one for each core.
         storage_options: for the filesystem of a URL.
@@ -63,7 +63,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
 
     Raises:
         DatasetExists: something is at `url` already.
-        SchemaError: a row or column does not fit the schema; names row, field, what is wanted and what came.
+        SchemaError: a row or column does not fit the schema; names row, field, what was expected and what was given.
     """
     from penstock.write.writer import Writer
 

@@ -1,7 +1,7 @@
 """`penstock.Writer`: rows, columns or tables in, a dataset out, committed as a whole.
 
 The only module of this package that sees all its stages: `sources` normalises data and cuts it into encode tasks,
-`pipeline` encodes and stores them through `files`, `journal` records what is durable, `staging` publishes it. `write`
+`Pipeline` encodes and stores them through `files`, `Journal` records what is durable, `staging` publishes it. `write`
 and `write_folder` are built on it. Cases:
 
 - the `with` block succeeds: the dataset is there (or, with `part=`, waits for `penstock.commit`);
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,21 +27,21 @@ from penstock.storage.filesystem import first_look, resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.commits import facts_of, remove_dead, same_layout, write_metadata
 from penstock.write.files import FileWriter, Written
-from penstock.write.journal import DoneFile, Journal
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
-from penstock.write.pipeline import Pipeline
-from penstock.write.rows import Hands, RowBuffer
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
-from penstock.write.staging import claim, totals
+from penstock.write.staging import DoneFile, Journal, claim, totals
 from penstock.write.target import WriteTarget
+from penstock.write.tasks import Hands, RowBuffer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
     from penstock.schema.unischema import Unischema
-    from penstock.write.encode_task import EncodeTask
     from penstock.write.layout import StorageLayout
+    from penstock.write.options import EncodeTask
 
 
 class Writer:
@@ -224,7 +226,16 @@ class Writer:
     def _start(self, layout: StorageLayout) -> None:
         self._layout = layout
         facts = {**facts_of(layout, overwrite=self._options.overwrite), "resume": self._options.resume, **self._notes()}
-        self._check_facts(facts)
+        # Refuse another schema than that of the finished files, or of the other parts.
+        others = [f for f in writers(self._stage.fs, self._stage.journal) if f != self._journal.folder]
+        kept = self._journal.facts() if self._journal.files else None
+        if kept is None and others:
+            kept = Journal(self._stage.fs, others[0], self._stage.data).facts()
+        if kept is not None and not same_layout(kept, facts):
+            raise StateMismatch(
+                f"{self._url} was started with another schema or partition_by than this writer has; use the same, or "
+                "penstock.discard(url) and start again"
+            )
         self._journal.begin(facts)
         self._facts = facts
         place = (self._stage.fs, self._stage.data)
@@ -250,18 +261,6 @@ class Writer:
         except FILESYSTEM_ERRORS:
             self._stage.check()
             raise
-
-    def _check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Refuse another schema than that of the finished files, or of the other parts."""
-        others = [f for f in writers(self._stage.fs, self._stage.journal) if f != self._journal.folder]
-        kept = self._journal.facts() if self._journal.files else None
-        if kept is None and others:
-            kept = Journal(self._stage.fs, others[0], self._stage.data).facts()
-        if kept is not None and not same_layout(kept, facts):
-            raise StateMismatch(
-                f"{self._url} was started with another schema or partition_by than this writer has; use the same, or "
-                "penstock.discard(url) and start again"
-            )
 
     def commit(self) -> Written:
         """Finish writing and publish the dataset; the `with` block does it by itself."""
@@ -335,3 +334,105 @@ class Writer:
             self.abort()
         elif self._is_open:
             self.commit()
+
+
+AHEAD_BYTES = 256 << 20
+"""Most bytes of rows that are being encoded or wait for the disk, however many cores there are."""
+
+
+class Pipeline:
+    """Runs encode tasks on all cores and stores them in order, in bounded memory; to be used by one thread.
+
+    Tasks are encoded in a pool (codecs release the GIL where it matters), and one more thread passes the batches to
+    `files`. After an error in a codec or on the disk nothing that follows is stored, and the next call raises it.
+    `close` drops tasks that have not started; running ones finish first, and no thread outlives it. A caller that would
+    have to wait encodes meanwhile.
+    """
+
+    def __init__(self, store: Callable[[pa.RecordBatch], None], *, threads: int) -> None:
+        self._store = store
+        self._most = threads + 2  # one being stored, one waiting, and one for each core
+        self._helps = threads > 1
+        self._threads = max(threads - 1, 1)  # the caller's own thread is the last one
+        self._encoders = ThreadPoolExecutor(self._threads, thread_name_prefix="penstock-encode")
+        self._storer = ThreadPoolExecutor(1, thread_name_prefix="penstock-store")
+        self._waiting: deque[tuple[Future[pa.RecordBatch], EncodeTask]] = deque()
+        """Tasks that no thread has started."""
+        self._running: deque[tuple[Future[None], int]] = deque()
+        self._begun = self._encoded = 0
+        self._bytes = 0
+        self._error: BaseException | None = None
+
+    def submit(self, work: EncodeTask) -> None:
+        """Take the next task; if too many are in progress, encode some of them here."""
+        self._raise()
+        encoded: Future[pa.RecordBatch] = Future()
+        self._waiting.append((encoded, work))
+        self._encoders.submit(self._encode_next)
+        self._begun += 1
+        self._running.append((self._storer.submit(self._finish, encoded), work.num_bytes))
+        self._bytes += work.num_bytes
+        while len(self._running) > self._most or (self._bytes > AHEAD_BYTES and len(self._running) > 1):
+            # Encode a task that nobody has started; if there is none, wait until the oldest is stored.
+            if self._helps and self._waiting and not self._running[0][0].done():
+                self._encode_next()
+            else:
+                self._wait_one()
+
+    def is_busy(self) -> bool:
+        """Tell whether every thread has work and one more task waits: then the caller should encode itself."""
+        return self._helps and self._begun - self._encoded > self._threads
+
+    def _encode_next(self) -> None:
+        """Encode the next task, in any thread; does nothing if there is none."""
+        try:
+            encoded, work = self._waiting.popleft()
+        except IndexError:
+            return
+        try:
+            encoded.set_result(work.make())
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is stored
+            encoded.set_exception(error)
+        finally:
+            self._encoded += 1  # racy on purpose: the count only decides who encodes
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function in the storing thread, after all tasks so far, and return its result."""
+        self.drain()
+        return self._storer.submit(function).result()
+
+    def drain(self) -> None:
+        """Return when all tasks are stored."""
+        while self._helps and self._waiting and self._error is None:
+            self._encode_next()
+        while self._running:
+            self._wait_one()
+        self._raise()
+
+    def close(self) -> None:
+        """Drop what has not started and end the threads; may be called twice."""
+        self._error = self._error or RuntimeError("the writer is closed")
+        self._encoders.shutdown(cancel_futures=True)
+        while self._waiting:
+            self._waiting.popleft()[0].cancel()
+        self._storer.shutdown(cancel_futures=True)
+        self._running.clear()
+
+    def _finish(self, encoded: Future[Any]) -> None:
+        """Store one batch, in the storing thread; nothing is stored after an error."""
+        if self._error is not None:
+            return
+        try:
+            self._store(encoded.result())
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, in whose thread it is raised
+            self._error = error
+
+    def _wait_one(self) -> None:
+        future, size = self._running.popleft()
+        self._bytes -= size
+        future.result()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.petastorm.tools._command import command
 from penstock.petastorm.tools.spark_session_cli import add_configure_spark_arguments, configure_spark
-from penstock.spark.copy import copy_dataset
+from penstock.spark.materialize import copy_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

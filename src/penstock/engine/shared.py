@@ -1,7 +1,7 @@
 """Unnamed shared memory between a loader and the processes of its pool.
 
-A block is a mapping that two processes see; it has no name in any file system, so that nothing can be left behind,
-whoever dies. Linux: memfd; other POSIX systems: a temporary file that is unlinked at once; Windows: a mapping whose
+A block is a mapping that two processes see; it has no name in any file system, so that nothing is left behind if
+a process dies. Linux: memfd; other POSIX systems: a temporary file that is unlinked at once; Windows: a mapping whose
 name is random and which the system removes with its last handle.
 """
 

@@ -1,6 +1,6 @@
 """Join neighbouring byte ranges of a file into fewer, larger reads: pure arithmetic.
 
-Whoever reads several parts of a file asks here which reads to make; the parts come back as slices of them. Opens
+Code that reads several parts of a file asks here which reads to make; the parts come back as slices of them. Opens
 nothing and knows no store: how large a gap is worth reading over is the caller's to say.
 """
 

@@ -1,7 +1,7 @@
 """How threads of ours are stopped: after the call they are in, and without a lock lost on the way.
 
-Whoever stops the work sets an event; the thread works inside `until(event)`, and loops over the user's function ask
-`is_halted()` between two calls. A consumer waits by `wait_in`, which Ctrl-C may end at any moment. Starts and joins
+The caller that stops the work sets an event; the thread works inside `until(event)`, and loops over the user's function
+ask `is_halted()` between two calls. A consumer waits by `wait_in`, which Ctrl-C may end at any moment. Starts and joins
 nothing itself.
 """
 

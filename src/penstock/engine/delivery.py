@@ -175,7 +175,7 @@ class Acknowledged:
             return self._live
 
     def end(self, why: str) -> None:
-        """End the live stream; it says why to whoever asks it for more."""
+        """End the live stream; its `take` and `received` then raise LoaderClosed with this reason."""
         with self.lock:
             self._live += 1
             self._why = why

@@ -15,7 +15,7 @@ What happens to the threads, in every case:
 - **A process of the pool dies.** Its thread sees the closed pipe and keeps a WorkerDied with the span (see `process`).
 - **Interpreter exit.** Threads are daemons, so exit does not wait for them; the finalizer stops and joins them first,
   for at most `EXIT_WAIT_S` beyond a running call.
-- **Fork.** A child has no threads of ours: `next` raises LoaderClosed there instead of waiting for ever.
+- **Fork.** A child has no threads of ours: `next` raises LoaderClosed there instead of waiting forever.
 
 No hang: a read that the next batch needs is always allowed when the consumer waits and nothing else is running, even
 beyond the budget (the user may hold on to any number of batches).
@@ -113,7 +113,7 @@ class Scheduler:
         self._over = False
         """Whether the last batch is out."""
         self._failure: BaseException | None = None
-        """What ended a thread: a bug of ours, which the consumer shall see."""
+        """What ended a thread: a bug of ours, raised in the consumer."""
         self._waiting = False
         self._running = 0
         self._building = 0
@@ -146,7 +146,7 @@ class Scheduler:
     def next(self) -> Built | None:
         """Return the next batch, or None after the last one; raises what went wrong on the way to it.
 
-        Whoever calls it stops the run after an exception, Ctrl-C included.
+        The caller must stop the scheduler after an exception, KeyboardInterrupt included.
         """
         if os.getpid() != self._pid:
             raise LoaderClosed(FORKED)
@@ -200,7 +200,7 @@ class Scheduler:
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
             self._waiting = True
             if not self._running or self._num_short:
-                self._cond.notify_all()  # whoever sleeps for lack of room may now go beyond the budget
+                self._cond.notify_all()  # threads that wait for room may now exceed the budget
             try:
                 while self._deliver not in self._built:
                     if self._ready:
@@ -265,7 +265,7 @@ class Scheduler:
     def stop(self, wait_s: float | None = None) -> None:
         """Stop the threads and wait for the calls they are in; safe to call twice and from a finalizer."""
         if os.getpid() != self._pid:
-            return  # a forked child has no threads to stop, and the lock may be held for ever
+            return  # a forked child has no threads to stop, and its copy of the lock may never be released
         # Called in a locked region (by a garbage collection or a signal handler): our threads need the lock to end.
         inside = cast("Any", self._lock)._is_owned()
         with self._lock:

@@ -1,7 +1,7 @@
 """End the iterators of tf.data over our batches when the interpreter exits.
 
 An iterator of TensorFlow that outlives Python's threads calls into Python once more, to say that it is done, and waits
-for ever for the interpreter's lock. So they are ended before, while the lock can still be had.
+forever for the interpreter's lock. So they are ended before, while the lock can still be had.
 """
 
 from __future__ import annotations

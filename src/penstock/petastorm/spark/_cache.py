@@ -239,5 +239,5 @@ def delete_all() -> None:
     for entry in mine:
         try:
             delete(entry.place)  # type: ignore[arg-type]
-        except Exception as exc:  # noqa: BLE001 - the process ends: the others shall be deleted too
+        except Exception as exc:  # noqa: BLE001 - the process ends: delete the others too
             logger.warning("could not delete %s: %s", entry.place and entry.place.url, exc)

@@ -1,11 +1,15 @@
-"""Cells written by earlier versions, kept in tests/data/codecs: they must decode for ever."""
+"""Cells and schemas written by earlier versions, kept in tests/data/codecs: they must always load."""
 
+import pickle
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from penstock.codecs import Cells, CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
+from penstock import Unischema, UnischemaField
+from penstock.codecs import Cells, CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
+from penstock.codecs.scalar import SparkType
 from tests.codecs.fields import Field
 
 STORED = sorted((Path(__file__).parent.parent / "data" / "codecs").glob("*.cell"))
@@ -33,3 +37,18 @@ def test_old_cells_decode_to_what_went_in(path):
 def test_arrays_are_still_written_byte_for_byte(path):
     value = np.load(path.with_suffix(".npy"))
     assert NdarrayCodec().encode(Field("x", value.dtype.type, value.shape), value) == path.read_bytes()
+
+
+def test_schema_pickled_before_codec_modules_were_merged_loads():
+    stored = (STORED[0].parent / "unischema.pickle").read_bytes()
+    assert b"penstock.codecs.compressed_ndarray" in stored
+    assert b"penstock.codecs.sparktypes" in stored
+    fields = [
+        UnischemaField("price", Decimal, (), ScalarCodec(SparkType("DecimalType", 12, 3)), False),
+        UnischemaField("image", np.uint8, (2, 2, 3), CompressedImageCodec("png"), True),
+        UnischemaField("matrix", np.float32, (2, None), CompressedNdarrayCodec(), False),
+        UnischemaField("vector", np.float32, (2,), NdarrayCodec(), False),
+    ]
+    schema = pickle.loads(stored)
+    assert repr(schema) == repr(Unischema("Old", fields))
+    assert list(schema.fields.values()) == fields

@@ -4,6 +4,9 @@ One codec a file. Cells come from `dataset`, arrays go to `engine`; schemas name
 codecs subclass `DataframeColumnCodec` or `Codec` and are registered by `register_codec`.
 """
 
+import sys
+
+from penstock.codecs import ndarray, scalar
 from penstock.codecs.base import CellError, Cells, Codec, DataframeColumnCodec
 from penstock.codecs.image import CompressedImageCodec
 from penstock.codecs.ndarray import CompressedNdarrayCodec, NdarrayCodec
@@ -24,3 +27,7 @@ __all__ = [
     "codec_to_json",
     "register_codec",
 ]
+
+# Schemas that were pickled by earlier versions name the modules that these classes were defined in.
+sys.modules[f"{__name__}.compressed_ndarray"] = ndarray
+sys.modules[f"{__name__}.sparktypes"] = scalar

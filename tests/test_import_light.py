@@ -23,7 +23,15 @@ HEAVY = (
     "hypothesis",
     "pytest",
 )
-LATE = ("pyarrow.dataset", "pyarrow.compute", "imagecodecs", "simplejpeg", "multiprocessing", "html")
+LATE = (
+    "pyarrow.dataset",
+    "pyarrow.compute",
+    "imagecodecs",
+    "simplejpeg",
+    "multiprocessing",
+    "html",
+    "penstock.schema.safe_pickle",
+)
 
 
 def run(code: str, *arguments: str) -> str:

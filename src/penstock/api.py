@@ -26,8 +26,6 @@ from penstock.engine.engine_stream import Stats
 from penstock.engine.inputs import Inputs, columns_of
 from penstock.engine.loader import Loader
 from penstock.engine.memory import BlockPool
-from penstock.engine.random_access import row_numbers, take_rows
-from penstock.engine.rowwise import RowTransform
 from penstock.engine.stages import Decode, Fold
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.options import (
@@ -328,6 +326,8 @@ class Dataset:
         """
         if self._late is not None:
             raise PlanError("rows filtered with exact=False have no numbers; use where(...) without it, or a loader")
+        from penstock.engine.random_access import row_numbers, take_rows
+
         total = len(self)
         wanted = row_numbers(indices)
         outside = (wanted < -total) | (wanted >= total)
@@ -390,6 +390,8 @@ class Dataset:
                 read = read.select([name for name in self._names if name in fold.steps])
         rowwise = None
         if spec is not None:
+            from penstock.engine.rowwise import RowTransform
+
             rowwise = RowTransform(spec, tuple(transform_schema(read.schema, spec).fields.values()), stack=True)
         late, unseen = self._late, frozenset[str]()
         if late is not None:

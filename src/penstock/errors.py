@@ -33,7 +33,6 @@ PenstockError (Exception)
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -244,6 +243,8 @@ def users_level() -> int:
 
 def close_names(name: str, names: Iterable[str]) -> str:
     """Return the tail of an error about a missing name: near matches, else the first few names there are."""
+    import difflib  # late: only errors need it
+
     names = list(names)
     near = difflib.get_close_matches(name, names, n=3)
     if near:

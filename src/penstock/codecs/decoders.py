@@ -8,10 +8,9 @@ as (H, W), no EXIF rotation. Columns and fields are not known here.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -84,8 +83,7 @@ def decode_image(cell: bytes) -> NDArray[Any]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSize:
+class ImageSize(NamedTuple):
     """What the header of an image says."""
 
     shape: tuple[int, ...]

@@ -14,12 +14,10 @@ import contextlib
 import math
 import re
 import sys
-import zipfile
 import zlib
-from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -37,8 +35,7 @@ _MOST_EMPTY_ITEMS = 1 << 20
 """Most items of no bytes (dtype S0) in an array: NumPy gives each a byte when it copies them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What the header of one `.npy` cell says."""
 
     size: int
@@ -303,6 +300,8 @@ class CompressedNdarrayCodec(Codec):
             with contextlib.suppress(Exception):  # decoding says what is wrong
                 usual = _usual(parts[p][a:b])
                 if usual is None:
+                    import zipfile  # late: only cells that other programs wrote need it
+
                     with zipfile.ZipFile(BytesIO(parts[p][a:b])) as file:
                         usual = 0, file.getinfo("arr.npy").file_size
                 found[i] = min(usual[1], 1 << 62)
@@ -322,6 +321,8 @@ def _member(cell: memoryview, most_bytes: int | None) -> bytes | memoryview:
     """Return the bytes of `arr.npy`, its checksum verified; ValueError where there are more than `most_bytes`."""
     usual = _usual(cell)
     if usual is None:
+        import zipfile
+
         with zipfile.ZipFile(BytesIO(cell)) as file:
             member = file.getinfo("arr.npy")
             _check_size(member.file_size, most_bytes)

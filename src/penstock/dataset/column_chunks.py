@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -282,8 +282,7 @@ def _leaves(elements: Any) -> list[Leaf]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What the schema says about the column chunks of a leaf."""
 
     physical: int

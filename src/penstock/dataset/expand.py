@@ -9,8 +9,7 @@ in memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +28,7 @@ _MOST_OF_AN_ARRAY = 1 << 30
 """Bytes of text in one array at most; 32-bit offsets reach to twice as many."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
+class MemoryLimit(NamedTuple):
     """How much memory the columns of one row group may take."""
 
     num_bytes: int
@@ -69,8 +67,7 @@ class Measure:
         return self._limit - self._bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(NamedTuple):
     """The columns of a row group whose size is not in the footer and may exceed the limit."""
 
     flat: list[str]

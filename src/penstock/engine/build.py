@@ -120,8 +120,7 @@ def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
     span.chunks = distinct  # last: other threads take a span for indexed once this is there
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """One batch of a span: which of the span's items, and what was lost of it already."""
 
     span: Span

@@ -12,7 +12,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ Run = tuple[int, int, int]
 """Consecutive rows of a chunk (or items of a part): its number, the first and one more than the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class ItemRows:
+class ItemRows(NamedTuple):
     """The rows of some items, in order: either `runs`, or `chunk` and `row` are given.
 
     A batch consists of rows, or of windows that share rows: its *units*. Usually every unit is an item.

@@ -170,8 +170,7 @@ FEW_CHUNKS = 8
 """A shuffled batch from fewer chunks than this is poorly mixed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Bytes of a row in its three forms and of the shuffle buffer, and the noun for advice."""
 
     row_bytes: float
@@ -278,8 +277,7 @@ EXACT_STAYS = 1 << 22
 """Above so many stays over all ranks, those of one chunk that overlap on a rank are counted as two reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadAmplification:
+class ReadAmplification(NamedTuple):
     """Rows of chunks read by all ranks for what is left of an epoch; padding is not counted."""
 
     rows_read: int
@@ -319,8 +317,7 @@ def _kept(share: Share, num_left: int) -> NDArray[np.int64]:
     return np.array([share.kept(num_left, rank) for rank in range(share.world)], dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stays:
+class _Stays(NamedTuple):
     """Each chunk's rows of a lane: the turns [first, last) of the lane, all ranks, in which the chunk may be needed."""
 
     chunk: NDArray[np.int64]

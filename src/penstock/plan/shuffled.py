@@ -18,7 +18,6 @@ L=3 lanes of a line of 11 rows, B=2, before the blocks are permuted:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,8 +89,7 @@ def rows_in(shuffle_bytes: int, row_bytes: float) -> int:
     return int(shuffle_bytes // max(row_bytes, 1.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """Lanes and blocks over a line of `total_rows`; arrays in, arrays out.
 
     More lanes than rows give the same order as one lane a row, so `lanes` never exceeds the rows.
@@ -136,8 +134,7 @@ class Grid:
         return begin, np.minimum(first + block * self.block, self.rows(lane))
 
 
-@dataclass(frozen=True, slots=True)
-class Deal:
+class Deal(NamedTuple):
     """Which lanes a rank draws from, in turn.
 
     Item i has position start + rank + W*i. Items i, i + P, i + 2P ... lie in one lane, `stride` rows apart, where

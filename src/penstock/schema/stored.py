@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from penstock.codecs import codec_from_json, codec_to_json
 from penstock.errors import CodecError, MetadataError, SchemaError
-from penstock.schema.petastorm_pickle import load_unischema
 from penstock.schema.unischema import Unischema, UnischemaField, schema_name
 
 if TYPE_CHECKING:
@@ -95,6 +94,8 @@ def find_schema(key_value_metadata: Mapping[bytes, bytes] | None, *, path: str) 
         if SCHEMA_KEY in stored:
             return schema_from_json(stored[SCHEMA_KEY])
         if PETASTORM_SCHEMA_KEY in stored:
+            from penstock.schema.petastorm_pickle import load_unischema  # late: keeps `import penstock` light
+
             return load_unischema(stored[PETASTORM_SCHEMA_KEY])
     except (MetadataError, CodecError) as exc:
         raise type(exc)(f"{path}: {exc}; write the file again, or pass schema= to open without it") from exc

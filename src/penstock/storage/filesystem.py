@@ -7,7 +7,6 @@ It opens no data files, keeps no connection pool of its own and knows nothing of
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 import posixpath
@@ -368,6 +367,8 @@ def not_found(fs: FileSystem, path: str) -> DatasetNotFound:
         raise
     except (OSError, NotImplementedError):
         return DatasetNotFound(f"nothing at {path!r}, and no folder {parent!r} either; check the path")
+    import difflib  # late: only errors need it
+
     near = difflib.get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"check the path (in {parent!r})"
     return DatasetNotFound(f"nothing at {path!r}; {hint}")

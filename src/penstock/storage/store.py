@@ -339,8 +339,7 @@ Range = tuple[int, int]
 """Start and stop, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(NamedTuple):
     """One read, and which of the ranges asked for lie in it."""
 
     start: int

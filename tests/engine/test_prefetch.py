@@ -185,6 +185,50 @@ def test_the_consumer_finishes_a_batch_before_the_thread_makes_another():
         list(stream)
 
 
+class Recorded(Numbers):
+    """Numbers that record the order in which they are taken and acknowledged."""
+
+    def __init__(self, end):
+        super().__init__(end)
+        self.events = []
+
+    def take(self):
+        self.events.append("take")
+        return super().take()
+
+    def received(self, place, waited_s=0.0):
+        time.sleep(0.02)  # time for a thread that was woken too early to take
+        self.events.append(f"received {place}")
+        super().received(place, waited_s)
+
+
+def test_a_loop_acknowledges_a_batch_before_the_thread_makes_another():
+    source, settled, finished = Recorded(20), [threading.Event() for _ in range(20)], []
+
+    def finish(number):
+        finished.append(len(source.events))
+        return number
+
+    running = iter(alone(source, 1).when_idle(lambda number: settled[number // 10].set()).when_taken(finish))
+    next(running)
+    for number in range(1, 8):
+        assert settled[number].wait(5)  # it is ready, and the thread has nothing to do
+        before = len(source.events)
+        assert next(running) == number * 10
+        assert finished[-1] == before
+        assert source.events[before] == f"received {number}"
+    del running
+
+
+def test_taking_without_acknowledging_makes_room_for_another():
+    source = Recorded(20)
+    stream = alone(source, 1)
+    for number in range(8):
+        assert stream.take().batch == number * 10
+    assert source.acknowledged == []
+    stream.stop()
+
+
 def test_an_idle_thread_settles_what_waits_and_an_error_of_that_arrives():
     settled = threading.Event()
     stream = alone(Numbers(3), 1).when_idle(lambda number: settled.set())

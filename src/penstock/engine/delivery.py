@@ -281,6 +281,25 @@ class Stream(ABC, Generic[B]):
 
         return Prefetched(self, function, ahead)
 
+    def next_received(self) -> Delivery[B] | None:
+        """Take the next delivery, or None, and acknowledge it or the end of the pass: what a `for` loop does."""
+        began = time.perf_counter()
+        try:
+            delivery = self._next()
+            if delivery is not None:
+                self.received(delivery.place, time.perf_counter() - began)
+            elif not self.is_over:
+                self.received(self.end)
+        except BaseException:
+            # An interrupt may have lost a batch that was already taken: end the pass instead of skipping it silently.
+            self.stop()
+            raise
+        return delivery
+
+    def _next(self) -> Delivery[B] | None:
+        """Take for `next_received`: a stream that wakes a thread in `take` wakes it later here."""
+        return self.take()
+
     def __iter__(self) -> BatchIterator[B]:
         return BatchIterator(self)
 
@@ -334,16 +353,7 @@ class BatchIterator(Generic[B]):
         return self
 
     def __next__(self) -> B:
-        stream, began = self._stream, time.perf_counter()
-        try:
-            delivery = stream.take()
-            if delivery is not None:
-                stream.received(delivery.place, time.perf_counter() - began)
-                return delivery.batch
-            if not stream.is_over:
-                stream.received(stream.end)
-        except BaseException:
-            # An interrupt may have lost a batch that was already taken: end the pass instead of skipping it silently.
-            stream.stop()
-            raise
-        raise StopIteration
+        delivery = self._stream.next_received()
+        if delivery is None:
+            raise StopIteration
+        return delivery.batch

@@ -148,6 +148,7 @@ class EngineStream(Stream[Batch]):
         """Whether `take` came to the end of the pass: from then on it returns None, whatever becomes of the loader."""
         self._unacknowledged: deque[tuple[Place, int, tuple[Skipped, ...]]] = deque()
         self._lock = threading.RLock()
+        """Of those who acknowledge."""
         self._finalizer = weakref.finalize(self, scheduler.stop, EXIT_WAIT_S)
 
     @property
@@ -176,10 +177,11 @@ class EngineStream(Stream[Batch]):
                 self._is_through = True
                 return None
             place = Place(built.origin.plan, -(-built.origin.end // self._scheduler.batch_size), self._end.epochs)
-            with self._lock:
-                self._unacknowledged.append((place, built.num_rows, built.skipped))
-                limit = self._record.skip_limit
-                if built.skipped and limit is not None:
+            # Without the lock: a thread that takes ahead must never make the consumer wait in `received`.
+            self._unacknowledged.append((place, built.num_rows, built.skipped))
+            limit = self._record.skip_limit
+            if built.skipped and limit is not None:
+                with self._lock:
                     self._check_skipped(built.skipped[-1], limit)
         except BaseException:
             self.release()
@@ -187,7 +189,7 @@ class EngineStream(Stream[Batch]):
         return Delivery(built.batch, place, built.origin, built.num_rows, built.skipped)
 
     def _check_skipped(self, last: Skipped, limit: int) -> None:
-        keys = {(one.path, one.row_group, one.row) for _, _, lost in self._unacknowledged for one in lost}
+        keys = {(one.path, one.row_group, one.row) for _, _, lost in list(self._unacknowledged) for one in lost}
         count = len(keys | self._record.skipped.keys())
         if count > limit:
             raise DecodeError(

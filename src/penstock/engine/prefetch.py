@@ -46,6 +46,22 @@ class Prefetched(Wrapping[B, C]):
 
     def take(self) -> Delivery[C] | None:
         """Return the next delivery; waits for the thread where none is ready."""
+        try:
+            return self._next()
+        finally:
+            self._queue.wake()
+
+    def next_received(self) -> Delivery[C] | None:
+        """Take and acknowledge the next delivery before the thread is woken to make another one.
+
+        The thread would compete with the consumer for the GIL, which may take 5 ms to win back, and for locks.
+        """
+        try:
+            return super().next_received()
+        finally:
+            self._queue.wake()
+
+    def _next(self) -> Delivery[C] | None:
         if not self._is_outermost:
             return self._queue.take()
         self.note_waiting(True)
@@ -107,7 +123,14 @@ class _Queue(Generic[B, C]):
     def ready(self) -> int:
         return len(self._ready)
 
+    def wake(self) -> None:
+        """Let the thread look whether there is room for another result."""
+        if os.getpid() == self._pid:  # the lock of a forked child may never be released
+            with self._lock:
+                self._cond.notify_all()
+
     def take(self) -> Delivery[C] | None:
+        """Return the next result; the caller must call `wake` after it."""
         if os.getpid() != self._pid:
             raise LoaderClosed(FORKED)
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
@@ -131,8 +154,6 @@ class _Queue(Generic[B, C]):
             return found._replace(batch=self.finish(found.batch))
         finally:
             del found  # the traceback of an error holds this frame
-            with self._lock:
-                self._cond.notify_all()
 
     def _work(self) -> None:
         while self._has_room():

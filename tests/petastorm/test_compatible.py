@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import warnings
 
@@ -14,12 +15,70 @@ import penstock
 from penstock.errors import PenstockWarning
 from penstock.petastorm import make_batch_reader, make_reader
 from penstock.petastorm.ngram import NGram
+from penstock.petastorm.reader import Reader
 from penstock.petastorm.unischema import Unischema, UnischemaField, match_unischema_fields
 from penstock.petastorm.weighted_sampling_reader import WeightedSamplingReader
 from penstock.schema.rows import row_type
 from penstock.testing import make_parquet
 
 FACTORIES = [make_reader, make_batch_reader]
+
+
+# -- signatures -------------------------------------------------------------------------------------------------------
+
+_SHARED = (
+    "results_queue_size=50, seed=None, shuffle_rows=False, shuffle_row_groups=True, shuffle_row_drop_partitions=1, "
+    "predicate=None, rowgroup_selector=None, num_epochs=1, cur_shard=None, shard_count=None, shard_seed=None, "
+    "cache_type='null', cache_location=None, cache_size_limit=None, cache_row_size_estimate=None, "
+    "cache_extra_settings=None, hdfs_driver='libhdfs3', transform_spec=None, filters=None, storage_options=None, "
+    "zmq_copy_buffers=True, filesystem=None, convert_early_to_numpy=False"
+)
+_FIRST = "schema_fields=None, reader_pool_type='thread', workers_count=10"
+SIGNATURES = {
+    make_reader: f"dataset_url, {_FIRST}, pyarrow_serialize=False, {_SHARED}, *, remainder='uneven', exact=True, "
+    "memory_bytes=None, lanes=None, format=None",
+    make_batch_reader: f"dataset_url_or_urls, {_FIRST}, {_SHARED}, *, remainder='uneven', exact=True, "
+    "memory_bytes=None, lanes=None, decode=False, format=None",
+    Reader: "pyarrow_filesystem=None, dataset_path=None, schema_fields=None, seed=None, shuffle_rows=False, "
+    "shuffle_row_groups=True, shuffle_row_drop_partitions=1, predicate=None, rowgroup_selector=None, "
+    "reader_pool=None, num_epochs=1, cur_shard=None, shard_count=None, cache=None, worker_class=None, "
+    "transform_spec=None, is_batched_reader=False, filters=None, shard_seed=None, convert_early_to_numpy=False, *, "
+    "dataset_url=None, storage_options=None, remainder='uneven'",
+}
+
+
+@pytest.mark.parametrize("function", SIGNATURES)
+def test_arguments_have_the_names_order_and_defaults_of_petastorm(function):
+    shown = inspect.signature(function)
+    plain = [one.replace(annotation=inspect.Parameter.empty) for one in shown.parameters.values()]
+    text = str(shown.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    assert text == f"({SIGNATURES[function]})"
+
+
+def test_arguments_may_be_given_by_position(odd_names):
+    with make_reader(odd_names, ["a_b"], "dummy", 1, False, 50, None, False, False) as reader:
+        assert [int(row.a_b) for row in reader] == [30, 31, 32, 33]
+    with make_batch_reader(odd_names, ["a_b"], "dummy", 1, 50, None, False, False) as reader:
+        assert [batch.a_b.tolist() for batch in reader] == [[30, 31, 32, 33]]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_wrong_argument_names_the_function_and_near_matches(odd_names, factory):
+    with pytest.raises(TypeError, match=rf"{factory.__name__}\(\) .*'num_epoch'; did you mean 'num_epochs'"):
+        factory(odd_names, num_epoch=1)
+    with pytest.raises(TypeError, match=rf"{factory.__name__}\(\) missing a required argument: 'dataset_url"):
+        factory()
+    with pytest.raises(TypeError, match=rf"{factory.__name__}\(\) multiple values for argument 'schema_fields'"):
+        factory(odd_names, None, schema_fields=None)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_warnings_point_to_the_line_that_made_the_reader(odd_names, factory):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        factory(odd_names, hdfs_driver="other", shard_seed=3, filters=[("a_b", ">", 99)]).stop()
+    assert len(found) == 3
+    assert {one.filename for one in found} == {__file__}
 
 
 # -- names of fields --------------------------------------------------------------------------------------------------

@@ -1,16 +1,18 @@
-"""Options of a Petastorm reader, checked, and the setup that follows from them.
+"""Options of a Petastorm reader: their names, order and defaults, each declared once, and the setup made from them.
 
-Both factories fill in `ReaderOptions`; `open_setup` opens the dataset, selects rows and fields and returns a
+`ReaderKeywords` names the options for signatures and `take_arguments` gives a function Petastorm's order of them;
+`check_arguments` returns `ReaderOptions`. `open_setup` opens the dataset, selects rows and fields and returns a
 `ReaderSetup`, which makes the engine's loader. Raises Petastorm's exceptions where its users catch them.
 """
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import warnings
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -22,12 +24,13 @@ from penstock.dataset.row_filter import RowFilter, make_row_filter
 from penstock.engine.host import default_workers
 from penstock.engine.loader import Make
 from penstock.engine.rowwise import FrameTransform, RowTransform, check_value
-from penstock.errors import PenstockWarning, TransformError, users_level
+from penstock.errors import PenstockWarning, TransformError, close_names, users_level
 from penstock.options import MEMORY_BYTES, SPAN_BYTES, LoaderOptions
 from penstock.petastorm._columns import StepType, row_type
 from penstock.petastorm._dtypes import batch_dtypes
-from penstock.petastorm.cache import NullCache
+from penstock.petastorm.cache import NULL_CACHE, NullCache, make_cache
 from penstock.petastorm.errors import NoDataAvailableError
+from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.petastorm.ngram import NGram
 from penstock.plan.grouping import PartGrouping, RowGrouping
 from penstock.plan.windows import WindowGrouping
@@ -36,7 +39,7 @@ from penstock.schema.transform import TransformSpec, transform_schema
 from penstock.schema.unischema import schema_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.engine.loader import Loader
     from penstock.engine.stages import Batch
@@ -55,18 +58,18 @@ _WINDOW_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions:
-    """The arguments of a reader; see `make_reader`."""
+    """The arguments of a reader, checked; see `make_reader` for their meaning."""
 
     source: Any
     batched: bool
     schema_fields: Any = None
-    pool: str = "thread"
+    reader_pool_type: str = "thread"
     workers_count: int = 10
     results_queue_size: int = 50
     seed: int | None = None
     shuffle_rows: bool = False
     shuffle_row_groups: bool = True
-    drop_partitions: int = 1
+    shuffle_row_drop_partitions: int = 1
     predicate: Any = None
     rowgroup_selector: Any = None
     num_epochs: int | None = 1
@@ -94,16 +97,18 @@ class ReaderOptions:
         for name in ("exact", "decode"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}")  # noqa: TRY004 -- Petastorm's
-        if self.pool not in _POOLS:
-            raise ValueError(f"Unknown reader_pool_type {self.pool!r}; use one of {', '.join(map(repr, _POOLS))}")
+        if self.reader_pool_type not in _POOLS:
+            raise ValueError(
+                f"Unknown reader_pool_type {self.reader_pool_type!r}; use one of {', '.join(map(repr, _POOLS))}"
+            )
         if (self.cur_shard is None) != (self.shard_count is None):
             raise ValueError(
                 f"cur_shard and shard_count go together; got cur_shard={self.cur_shard}, shard_count={self.shard_count}"
             )
-        for name in ("workers_count", "results_queue_size", "drop_partitions"):
+        for name in ("workers_count", "results_queue_size", "shuffle_row_drop_partitions"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{_ARGUMENT.get(name, name)} must be a whole number, at least 1; got {value!r}")
+                raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}")
         if self.num_epochs is not None and (
             isinstance(self.num_epochs, bool) or not isinstance(self.num_epochs, int) or self.num_epochs < 1
         ):
@@ -125,7 +130,114 @@ class ReaderOptions:
         return "groups" if self.shuffle_row_groups else False
 
 
-_ARGUMENT = {"drop_partitions": "shuffle_row_drop_partitions"}
+class ReaderKeywords(TypedDict, total=False):
+    """Petastorm's arguments beside the URL that its two factories share, in its order; `make_reader` describes them."""
+
+    schema_fields: Any
+    reader_pool_type: str
+    workers_count: int
+    results_queue_size: int
+    seed: int | None
+    shuffle_rows: bool
+    shuffle_row_groups: bool
+    shuffle_row_drop_partitions: int
+    predicate: Any
+    rowgroup_selector: Any
+    num_epochs: int | None
+    cur_shard: int | None
+    shard_count: int | None
+    shard_seed: int | None
+    cache_type: str | None
+    cache_location: str | None
+    cache_size_limit: int | None
+    cache_row_size_estimate: int | None
+    cache_extra_settings: Mapping[str, Any] | None
+    hdfs_driver: str
+    transform_spec: Any
+    filters: Any
+    storage_options: Mapping[str, Any] | None
+    zmq_copy_buffers: bool
+    filesystem: Any
+    convert_early_to_numpy: bool
+
+
+class OwnReaderKeywords(ReaderKeywords, total=False):
+    """The same, and the arguments that Petastorm does not have."""
+
+    remainder: str
+    exact: bool
+    memory_bytes: int | None
+    lanes: int | None
+    format: str | None
+
+
+PETASTORM_ORDER = tuple(ReaderKeywords.__annotations__)
+"""The arguments that both factories take by position after the URL."""
+_CACHE = ("cache_type", "cache_location", "cache_size_limit", "cache_row_size_estimate", "cache_extra_settings")
+_WITHOUT_EFFECT = {
+    "pyarrow_serialize": (False, "results of processes come through shared memory"),
+    "zmq_copy_buffers": (True, "results of processes come through shared memory, not ZeroMQ"),
+    "hdfs_driver": ("libhdfs3", "pyarrow has one driver only, libhdfs"),
+}
+"""Arguments that change nothing: their default, and why."""
+_DEFAULTS = (
+    {one.name: one.default for one in fields(ReaderOptions)}
+    | {name: default for name, (default, _) in _WITHOUT_EFFECT.items()}
+    | dict.fromkeys((*_CACHE, "shard_seed"))
+    | {"cache_type": NULL_CACHE, "convert_early_to_numpy": False}
+)
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+
+def take_arguments(positional: Sequence[str], named: Sequence[str]) -> Callable[[_Function], _Function]:
+    """Return a decorator that gives a function this signature: some arguments also by position, others by name only.
+
+    Types and defaults are the function's own, else those of the reader's options. The function is called with every
+    argument by keyword, defaults filled in. `help` and `inspect.signature` show the whole signature.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        own, types = inspect.signature(function), OwnReaderKeywords.__annotations__
+        parameters = []
+        for name in (*positional, *named):
+            kind = inspect.Parameter.KEYWORD_ONLY if name in named else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            shown = own.parameters.get(name) or inspect.Parameter(
+                name, kind, default=_DEFAULTS[name], annotation=types[name].__forward_arg__
+            )
+            parameters.append(shown.replace(kind=kind))
+        signature = own.replace(parameters=parameters)
+
+        @wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            unknown = next((name for name in keywords if name not in signature.parameters), None)
+            try:
+                bound = signature.bind(*args, **keywords)
+            except TypeError as error:
+                hint = "" if unknown is None else f"; {close_names(unknown, signature.parameters)}"
+                raise TypeError(f"{function.__name__}() {error}{hint}") from None
+            bound.apply_defaults()
+            return function(**bound.arguments)
+
+        called: Any = call
+        called.__signature__ = signature
+        return cast("_Function", called)
+
+    return decorate
+
+
+def check_arguments(source: Any, *, batched: bool, **arguments: Any) -> ReaderOptions:
+    """Return the options of a reader, checked; warns about arguments that are deprecated or have no effect."""
+    for name, (default, why) in _WITHOUT_EFFECT.items():
+        if arguments.get(name, default) != default:
+            warnings.warn(f"{name} has no effect: {why}", PenstockWarning, stacklevel=users_level())
+    if arguments.get("shard_seed") is not None:
+        text = "shard_seed was deprecated and will be removed in future versions. Use seed"
+        warnings.warn(text, UserWarning, stacklevel=users_level())
+        arguments["seed"] = arguments["shard_seed"]
+    if "cache_type" in arguments:
+        arguments["cache"] = make_cache(*[arguments[name] for name in _CACHE])
+    options = {one.name: arguments[one.name] for one in fields(ReaderOptions) if one.name in arguments}
+    return ReaderOptions(source=normalize_dataset_url_or_urls(source), batched=batched, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +326,7 @@ class ReaderSetup:
             rank=options.cur_shard or 0,
             world=options.shard_count or 1,
             remainder=cast("Any", options.remainder),
-            pool=cast("Any", _POOLS[options.pool]),
+            pool=cast("Any", _POOLS[options.reader_pool_type]),
             workers=min(options.workers_count, max(2, default_workers())),
             memory_bytes=options.memory_bytes,
             lanes=options.lanes,
@@ -320,7 +432,7 @@ def _check_spec(options: ReaderOptions, view: Unischema, ngram: NGram | None) ->
         warnings.warn(
             f"windows are formed by the stored timestamps, before the transform changes {ngram.timestamp_field.name!r}",
             PenstockWarning,
-            stacklevel=5,
+            stacklevel=users_level(),
         )
 
 
@@ -341,7 +453,7 @@ def _raw(ds: penstock.Dataset, options: ReaderOptions, wanted: list[str]) -> pen
             f"make_batch_reader gives the cells of {', '.join(map(repr, some))} as bytes; use make_reader, or "
             "decode=True, for decoded values",
             UserWarning,
-            stacklevel=6,
+            stacklevel=users_level(),
         )
     return _open(options, schema=Unischema("stored", []))
 
@@ -401,7 +513,9 @@ def _select_rows(ds: penstock.Dataset, options: ReaderOptions) -> penstock.Datas
 
 def _check_shards(ds: penstock.Dataset, options: ReaderOptions) -> None:
     if not len(ds):
-        warnings.warn("No matching data is available for loading: no row is selected", UserWarning, stacklevel=6)
+        warnings.warn(
+            "No matching data is available for loading: no row is selected", UserWarning, stacklevel=users_level()
+        )
     elif options.shard_count is not None and len(ds) < options.shard_count:
         raise NoDataAvailableError(
             f"{options.shard_count} shards need at least one row each. Number of row-groups in the dataset that are "
@@ -417,7 +531,7 @@ def _warn_if_all_is_dropped(items: Grouping, options: ReaderOptions) -> None:
             f"remainder='drop' leaves nothing: {num_items} steps for {options.shard_count} shards; use 'uneven' or "
             "'pad'",
             PenstockWarning,
-            stacklevel=5,
+            stacklevel=users_level(),
         )
 
 
@@ -425,13 +539,13 @@ def find_items(ds: penstock.Dataset, options: ReaderOptions, ngram: NGram | None
     """Return what is dealt to shards: rows, windows, parts of row groups or whole row groups."""
     units: RowGrouping | WindowGrouping = RowGrouping(ds.selection.counts)
     if ngram is not None:
-        if options.drop_partitions > 1 and not ngram.timestamp_overlap:
+        if options.shuffle_row_drop_partitions > 1 and not ngram.timestamp_overlap:
             raise NotImplementedError("an NGram without overlap cannot have shuffle_row_drop_partitions > 1")
         units = WindowGrouping(ds.window_table(ngram.timestamp_field.name, ngram.rule, span=ngram.span_row_groups))
     whole = options.batched and not options.shuffle_rows
-    if options.drop_partitions == 1 and not whole:
+    if options.shuffle_row_drop_partitions == 1 and not whole:
         return units
-    return PartGrouping.cut(units, int(options.drop_partitions), whole=whole)
+    return PartGrouping.cut(units, int(options.shuffle_row_drop_partitions), whole=whole)
 
 
 def pool_options(pool: Any) -> dict[str, Any]:
@@ -443,7 +557,7 @@ def pool_options(pool: Any) -> dict[str, Any]:
     if kind is None:
         raise ValueError(f"reader_pool must be a ThreadPool, ProcessPool or DummyPool; got {name}")
     return {
-        "pool": kind,
+        "reader_pool_type": kind,
         "workers_count": int(getattr(pool, "workers_count", 10) or 1),
         "results_queue_size": int(getattr(pool, "results_queue_size", 50) or 1),
         "zmq_copy_buffers": getattr(pool, "zmq_copy_buffers", True),

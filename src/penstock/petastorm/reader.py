@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.engine.stages import MASK
 from penstock.errors import LoaderClosed, PenstockWarning
 from penstock.petastorm._columns import columns_of, row_type, rows_of, window_columns, windows_of
-from penstock.petastorm._reader_options import ReaderOptions, ReaderSetup, open_setup, pool_options
+from penstock.petastorm._reader_options import (
+    PETASTORM_ORDER,
+    OwnReaderKeywords,
+    ReaderOptions,
+    ReaderSetup,
+    check_arguments,
+    open_setup,
+    pool_options,
+    take_arguments,
+)
 from penstock.petastorm._reader_stream import ReaderStream, place_after
-from penstock.petastorm.cache import LOCAL_DISK_CACHE, MEMORY_CACHE, NULL_CACHE, clean_up_after, make_cache
+from penstock.petastorm.cache import LOCAL_DISK_CACHE, MEMORY_CACHE, NULL_CACHE, clean_up_after
 from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.plan.state import State
 from penstock.schema.unischema import schema_name
@@ -40,41 +49,12 @@ __all__ = [
 ]
 
 
-def make_reader(  # noqa: PLR0913 -- Petastorm's signature
-    dataset_url: Any,
-    schema_fields: Any = None,
-    reader_pool_type: str = "thread",
-    workers_count: int = 10,
-    pyarrow_serialize: bool = False,
-    results_queue_size: int = 50,
-    seed: int | None = None,
-    shuffle_rows: bool = False,
-    shuffle_row_groups: bool = True,
-    shuffle_row_drop_partitions: int = 1,
-    predicate: Any = None,
-    rowgroup_selector: Any = None,
-    num_epochs: int | None = 1,
-    cur_shard: int | None = None,
-    shard_count: int | None = None,
-    shard_seed: int | None = None,
-    cache_type: str | None = NULL_CACHE,
-    cache_location: str | None = None,
-    cache_size_limit: int | None = None,
-    cache_row_size_estimate: int | None = None,
-    cache_extra_settings: Mapping[str, Any] | None = None,
-    hdfs_driver: str = "libhdfs3",
-    transform_spec: Any = None,
-    filters: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-    zmq_copy_buffers: bool = True,
-    filesystem: Any = None,
-    convert_early_to_numpy: bool = False,
-    *,
-    remainder: str = "uneven",
-    exact: bool = True,
-    memory_bytes: int | None = None,
-    lanes: int | None = None,
-    format: str | None = None,
+@take_arguments(
+    ("dataset_url", *PETASTORM_ORDER[:3], "pyarrow_serialize", *PETASTORM_ORDER[3:]),
+    ("remainder", "exact", "memory_bytes", "lanes", "format"),
+)
+def make_reader(
+    dataset_url: Any, *_: Any, pyarrow_serialize: bool = False, **options: Unpack[OwnReaderKeywords]
 ) -> Reader:
     """Return a reader of rows: each a named tuple of decoded values, or a dict of them with an `NGram`.
 
@@ -117,77 +97,14 @@ def make_reader(  # noqa: PLR0913 -- Petastorm's signature
         format: "parquet" reads every Parquet file of a Delta, Iceberg or Hudi table, with rows that the table has
             deleted; None refuses such tables.
     """
-    del convert_early_to_numpy
-    _warn_without_effect(
-        pyarrow_serialize=pyarrow_serialize,
-        zmq_copy_buffers=not zmq_copy_buffers,
-        hdfs_driver=hdfs_driver != "libhdfs3",
-    )
-    return Reader.open(ReaderOptions(
-        source=normalize_dataset_url_or_urls(dataset_url),
-        batched=False,
-        schema_fields=schema_fields,
-        pool=reader_pool_type,
-        workers_count=workers_count,
-        results_queue_size=results_queue_size,
-        seed=_seed(seed, shard_seed),
-        shuffle_rows=shuffle_rows,
-        shuffle_row_groups=shuffle_row_groups,
-        drop_partitions=shuffle_row_drop_partitions,
-        predicate=predicate,
-        rowgroup_selector=rowgroup_selector,
-        num_epochs=num_epochs,
-        cur_shard=cur_shard,
-        shard_count=shard_count,
-        transform_spec=transform_spec,
-        filters=filters,
-        storage_options=storage_options,
-        filesystem=filesystem,
-        cache=make_cache(cache_type, cache_location, cache_size_limit, cache_row_size_estimate, cache_extra_settings),
-        remainder=remainder,
-        exact=exact,
-        memory_bytes=memory_bytes,
-        lanes=lanes,
-        zmq_copy_buffers=zmq_copy_buffers,
-        format=format,
-    ))  # fmt: skip
+    return Reader.open(check_arguments(dataset_url, batched=False, pyarrow_serialize=pyarrow_serialize, **options))
 
 
-def make_batch_reader(  # noqa: PLR0913, D417 -- Petastorm's signature; most arguments are those of make_reader
-    dataset_url_or_urls: Any,
-    schema_fields: Any = None,
-    reader_pool_type: str = "thread",
-    workers_count: int = 10,
-    results_queue_size: int = 50,
-    seed: int | None = None,
-    shuffle_rows: bool = False,
-    shuffle_row_groups: bool = True,
-    shuffle_row_drop_partitions: int = 1,
-    predicate: Any = None,
-    rowgroup_selector: Any = None,
-    num_epochs: int | None = 1,
-    cur_shard: int | None = None,
-    shard_count: int | None = None,
-    shard_seed: int | None = None,
-    cache_type: str | None = NULL_CACHE,
-    cache_location: str | None = None,
-    cache_size_limit: int | None = None,
-    cache_row_size_estimate: int | None = None,
-    cache_extra_settings: Mapping[str, Any] | None = None,
-    hdfs_driver: str = "libhdfs3",
-    transform_spec: Any = None,
-    filters: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-    zmq_copy_buffers: bool = True,
-    filesystem: Any = None,
-    convert_early_to_numpy: bool = False,
-    *,
-    remainder: str = "uneven",
-    exact: bool = True,
-    memory_bytes: int | None = None,
-    lanes: int | None = None,
-    decode: bool = False,
-    format: str | None = None,
+@take_arguments(
+    ("dataset_url_or_urls", *PETASTORM_ORDER), ("remainder", "exact", "memory_bytes", "lanes", "decode", "format")
+)
+def make_batch_reader(
+    dataset_url_or_urls: Any, *_: Any, decode: bool = False, **options: Unpack[OwnReaderKeywords]
 ) -> Reader:
     """Return a reader of batches: each a named tuple of columns, the rows of one row group.
 
@@ -199,37 +116,15 @@ def make_batch_reader(  # noqa: PLR0913, D417 -- Petastorm's signature; most arg
         transform_spec: Its function takes and returns a pandas DataFrame, and may change the number of rows.
         shuffle_rows: Batches hold rows from many row groups, as many as a row group has on average.
     """
-    del convert_early_to_numpy
-    _warn_without_effect(zmq_copy_buffers=not zmq_copy_buffers, hdfs_driver=hdfs_driver != "libhdfs3")
-    return Reader.open(ReaderOptions(
-        source=normalize_dataset_url_or_urls(dataset_url_or_urls),
-        batched=True,
-        schema_fields=schema_fields,
-        pool=reader_pool_type,
-        workers_count=workers_count,
-        results_queue_size=results_queue_size,
-        seed=_seed(seed, shard_seed),
-        shuffle_rows=shuffle_rows,
-        shuffle_row_groups=shuffle_row_groups,
-        drop_partitions=shuffle_row_drop_partitions,
-        predicate=predicate,
-        rowgroup_selector=rowgroup_selector,
-        num_epochs=num_epochs,
-        cur_shard=cur_shard,
-        shard_count=shard_count,
-        transform_spec=transform_spec,
-        filters=filters,
-        storage_options=storage_options,
-        filesystem=filesystem,
-        cache=make_cache(cache_type, cache_location, cache_size_limit, cache_row_size_estimate, cache_extra_settings),
-        remainder=remainder,
-        exact=exact,
-        memory_bytes=memory_bytes,
-        lanes=lanes,
-        decode=decode,
-        zmq_copy_buffers=zmq_copy_buffers,
-        format=format,
-    ))  # fmt: skip
+    return Reader.open(check_arguments(dataset_url_or_urls, batched=True, decode=decode, **options))
+
+
+_READER_ORDER = (
+    "self", "pyarrow_filesystem", "dataset_path", "schema_fields", "seed", "shuffle_rows", "shuffle_row_groups",
+    "shuffle_row_drop_partitions", "predicate", "rowgroup_selector", "reader_pool", "num_epochs", "cur_shard",
+    "shard_count", "cache", "worker_class", "transform_spec", "is_batched_reader", "filters", "shard_seed",
+    "convert_early_to_numpy",
+)  # fmt: skip
 
 
 class Reader:
@@ -239,61 +134,28 @@ class Reader:
     and goes on with the next pass. A `for` loop after `break` continues where it was.
     """
 
-    def __init__(  # noqa: PLR0913 -- Petastorm's signature
+    @take_arguments(_READER_ORDER, ("dataset_url", "storage_options", "remainder"))
+    def __init__(  # noqa: PLR0913 -- Petastorm's arguments that its factories do not have
         self,
         pyarrow_filesystem: Any = None,
         dataset_path: Any = None,
-        schema_fields: Any = None,
-        seed: int | None = None,
-        shuffle_rows: bool = False,
-        shuffle_row_groups: bool = True,
-        shuffle_row_drop_partitions: int = 1,
-        predicate: Any = None,
-        rowgroup_selector: Any = None,
+        *_: Any,
         reader_pool: Any = None,
-        num_epochs: int | None = 1,
-        cur_shard: int | None = None,
-        shard_count: int | None = None,
         cache: Any = None,
         worker_class: Any = None,
-        transform_spec: Any = None,
         is_batched_reader: bool = False,
-        filters: Any = None,
-        shard_seed: int | None = None,
-        convert_early_to_numpy: bool = False,
-        *,
         dataset_url: Any = None,
-        storage_options: Mapping[str, Any] | None = None,
-        remainder: str = "uneven",
+        **options: Any,
     ) -> None:
         """Open a dataset: `Reader(url, ...)` or `Reader(filesystem, path, ...)`; see `make_reader`."""
-        del worker_class, convert_early_to_numpy
+        del worker_class
         filesystem, source = pyarrow_filesystem, dataset_path
         if isinstance(pyarrow_filesystem, str | list):
-            if dataset_path is not None:  # Reader(url, fields): the second argument was the fields
-                schema_fields = dataset_path if schema_fields is None else schema_fields
+            if options["schema_fields"] is None:  # Reader(url, fields): the second argument was the fields
+                options["schema_fields"] = dataset_path
             filesystem, source = None, pyarrow_filesystem
-        self._open(ReaderOptions(
-            source=normalize_dataset_url_or_urls(dataset_url or source),
-            batched=is_batched_reader,
-            schema_fields=schema_fields,
-            seed=_seed(seed, shard_seed),
-            shuffle_rows=shuffle_rows,
-            shuffle_row_groups=shuffle_row_groups,
-            drop_partitions=shuffle_row_drop_partitions,
-            predicate=predicate,
-            rowgroup_selector=rowgroup_selector,
-            num_epochs=num_epochs,
-            cur_shard=cur_shard,
-            shard_count=shard_count,
-            transform_spec=transform_spec,
-            filters=filters,
-            storage_options=storage_options,
-            filesystem=filesystem,
-            cache=cache,
-            remainder=remainder,
-            **pool_options(reader_pool),
-        ))  # fmt: skip
+        options |= {"cache": cache, "filesystem": filesystem, **pool_options(reader_pool)}
+        self._open(check_arguments(dataset_url or source, batched=is_batched_reader, **options))
 
     @classmethod
     def open(cls, options: ReaderOptions) -> Reader:
@@ -510,7 +372,7 @@ class Reader:
             found = {**self.loader.stats(), "output_queue_size": self.loader.num_waiting()}
             if self._delivery is not None and not self.is_batched_reader and self._taken < self._delivery.num_rows:
                 found |= {"rows": found["rows"] + self._taken, "batches": found["batches"] + 1}
-        if self.setup.options.pool == "process":
+        if self.setup.options.reader_pool_type == "process":
             building, produced = self.loader.num_building(), found["batches"] + found["output_queue_size"]
             found |= {
                 "items_consumed": produced + building,
@@ -543,24 +405,3 @@ def _unpacker(setup: ReaderSetup) -> Callable[[Delivery[Batch]], Iterator[Any]]:
     if setup.options.batched:
         return lambda found: iter([columns_of(found.batch, names, make, dtypes)])
     return lambda found: rows_of(found.batch, names, make)
-
-
-def _seed(seed: int | None, shard_seed: int | None) -> int | None:
-    if shard_seed is not None:
-        warnings.warn(
-            "shard_seed was deprecated and will be removed in future versions. Use seed", UserWarning, stacklevel=3
-        )
-    return seed if shard_seed is None else shard_seed
-
-
-_WHY = {
-    "pyarrow_serialize": "pyarrow_serialize has no effect: results of processes come through shared memory",
-    "zmq_copy_buffers": "zmq_copy_buffers has no effect: results of processes come through shared memory, not ZeroMQ",
-    "hdfs_driver": "hdfs_driver has no effect: pyarrow has one driver only, libhdfs",
-}
-
-
-def _warn_without_effect(**given: bool) -> None:
-    for name, was_given in given.items():
-        if was_given:
-            warnings.warn(_WHY[name], PenstockWarning, stacklevel=3)

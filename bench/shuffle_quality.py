@@ -1,14 +1,13 @@
 """Measure how well the shuffled order mixes a dataset that is sorted by label, and draw it.
 
-1,000 row groups of 1,000 rows, 100 labels in order: the worst that a shuffle meets. For several lanes and windows,
-beside a true permutation: how many row groups a batch of 256 draws from at world 1, how many labels it sees and how
-far its label counts are from even, and the rank correlation of position and index for 20 seeds. Pure planning,
-nothing is read.
+1,000 row groups of 1,000 rows, 100 labels in order: the hardest case for a shuffle. For several numbers of lanes and
+sizes of the shuffle buffer, and for a true permutation: how many row groups a batch of 256 draws from with world 1, how
+many labels it has and how uneven they are, and the rank correlation of position and index for 20 seeds. Computes plans
+only and reads no data.
 
-What the figures mean: the window (rows that wait in memory), not the number of lanes, decides how many row groups a
-batch draws from, up to the 226 of a true permutation; lanes make sure that even a small window spans as many row
-groups as there are lanes. The rank correlation is that of the permuted chunks, about 1/sqrt(row groups), whatever the
-window.
+What the figures mean: the size of the buffer, not the number of lanes, decides how many row groups a batch draws from,
+up to the 226 of a true permutation; lanes make sure that with a small buffer too a batch draws from as many row groups
+as there are lanes. The rank correlation is that of the permuted chunks, about 1/sqrt(row groups), for any buffer.
 
 Run: `python bench/shuffle_quality.py` prints the table; `--write docs` also writes docs/shuffle_quality.md and its
 plot.
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 GROUPS, ROWS, LABELS, BATCH, SEEDS = 1000, 1000, 100, 256, 20
 TOTAL = GROUPS * ROWS
 LANES = (1, 8, 24, 48, 96, 192, 250)
-WINDOWS = (16_000, 48_000, 96_000, 192_000, 384_000, 500_000, 768_000)
+BUFFERS = (16_000, 48_000, 96_000, 192_000, 384_000, 500_000, 768_000)
 LIMIT = 4 / GROUPS**0.5
 
 
@@ -40,8 +39,8 @@ class Quality:
     """Figures of one order: means over batches and seeds, except `least_groups` and `correlation`."""
 
     lanes: int
-    window_rows: int
-    """Rows of the window asked for; 0 for a true permutation."""
+    buffer_rows: int
+    """Rows of the shuffle buffer; 0 for a true permutation."""
     block: int
     groups: float
     """Distinct row groups in a full batch."""
@@ -84,11 +83,11 @@ def correlation(index: NDArray[np.int64]) -> float:
     return float((position * (index - (TOTAL - 1) / 2)).sum() / (position * position).sum())
 
 
-def measure(lanes: int, window_rows: int) -> Quality:
-    """Return the figures over all seeds for one number of lanes and one window; window 0: a true permutation."""
+def measure(lanes: int, buffer_rows: int) -> Quality:
+    """Return the figures over all seeds for one number of lanes and one size of the buffer; 0: a true permutation."""
     block = (
-        choose_lanes([ROWS] * GROUPS, row_bytes=1, shuffle_bytes=window_rows, lanes=lanes).block
-        if window_rows
+        choose_lanes([ROWS] * GROUPS, row_bytes=1, shuffle_bytes=buffer_rows, lanes=lanes).block
+        if buffer_rows
         else TOTAL
     )
     seen = []
@@ -102,7 +101,7 @@ def measure(lanes: int, window_rows: int) -> Quality:
     groups_mean, least, labels_mean, uneven, correlations = map(np.array, zip(*seen, strict=True))
     return Quality(
         lanes=lanes,
-        window_rows=window_rows,
+        buffer_rows=buffer_rows,
         block=block,
         groups=float(groups_mean.mean()),
         least_groups=int(least.min()),
@@ -113,18 +112,18 @@ def measure(lanes: int, window_rows: int) -> Quality:
 
 
 def all_cases() -> list[Quality]:
-    """Return the figures of every window that holds two row groups a lane, as the rule asks, and of a permutation."""
-    pairs = [(lanes, rows) for lanes in LANES for rows in WINDOWS if 2 * lanes * ROWS <= rows]
+    """Return the figures of every buffer that holds two row groups per lane, and of a true permutation."""
+    pairs = [(lanes, rows) for lanes in LANES for rows in BUFFERS if 2 * lanes * ROWS <= rows]
     return [*(measure(lanes, rows) for lanes, rows in pairs), measure(1, 0)]
 
 
 def table(cases: list[Quality]) -> str:
     """Return the figures as a Markdown table."""
-    head = ["lanes", "window, rows", "block, rows", "row groups in a batch", "fewest", "labels in a batch"]
+    head = ["lanes", "buffer, rows", "block, rows", "row groups in a batch", "fewest", "labels in a batch"]
     head += ["label unevenness", f"largest rank correlation, {SEEDS} seeds"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for c in cases:
-        name = f"{c.window_rows:,}" if c.window_rows else "all: a true permutation"
+        name = f"{c.buffer_rows:,}" if c.buffer_rows else "all: a true permutation"
         lines.append(
             f"| {c.lanes} | {name} | {c.block:,} | {c.groups:.1f} | {c.least_groups} | {c.labels:.1f} "
             f"| {c.unevenness:.3f} | {c.correlation:.3f} |"
@@ -133,7 +132,7 @@ def table(cases: list[Quality]) -> str:
 
 
 def draw(cases: list[Quality], path: Path) -> None:
-    """Draw row groups in a batch and label unevenness against the window, one line for each number of lanes."""
+    """Draw row groups in a batch and label unevenness against the buffer, one line for each number of lanes."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -145,14 +144,14 @@ def draw(cases: list[Quality], path: Path) -> None:
     for lanes, colour in zip(LANES, colours, strict=True):
         own = [c for c in cases[:-1] if c.lanes == lanes]
         style = {"color": colour, "label": f"{lanes} lane{'s' * (lanes > 1)}", "marker": "o", "markersize": 4}
-        axes[0].plot([c.window_rows for c in own], [c.groups for c in own], **style)
-        axes[1].plot([c.window_rows for c in own], [c.unevenness for c in own], **style)
+        axes[0].plot([c.buffer_rows for c in own], [c.groups for c in own], **style)
+        axes[1].plot([c.buffer_rows for c in own], [c.unevenness for c in own], **style)
     for axis, value in zip(axes, (true.groups, true.unevenness), strict=True):
         axis.axhline(value, color="black", linestyle="--", linewidth=1, label="true permutation")
         axis.set_xscale("log")
-        axis.set_xticks(WINDOWS, [f"{rows // 1000}k" for rows in WINDOWS], rotation=45)
+        axis.set_xticks(BUFFERS, [f"{rows // 1000}k" for rows in BUFFERS], rotation=45)
         axis.minorticks_off()
-        axis.set_xlabel("window, rows of 1,000,000")
+        axis.set_xlabel("shuffle buffer, rows of 1,000,000")
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0].set_title("row groups in a batch of 256 (more is better)")
@@ -164,39 +163,43 @@ def draw(cases: list[Quality], path: Path) -> None:
 
 TEXT = """# Shuffle quality
 
-How well does `shuffle=True` mix, when memory holds only a part of the dataset? The hardest case: 1,000 row groups of
-1,000 rows, *sorted by label* (100 labels, ten row groups each), batches of 256 at world 1. Every figure comes from
-`python bench/shuffle_quality.py --write docs`; nothing but the plan is needed, so it takes a minute.
+How well does `shuffle=True` mix rows if the shuffle buffer holds only a part of the dataset? This page measures the
+hardest case: 1,000 row groups of 1,000 rows, *sorted by label* (100 labels, ten row groups each), read in batches of
+256 with world 1. `python bench/shuffle_quality.py --write docs` computes every figure from the plan alone, in about a
+minute.
 
-![Row groups in a batch and label unevenness against the window](img/shuffle_quality.png)
+![Row groups in a batch and label unevenness against the size of the shuffle buffer](img/shuffle_quality.png)
 
 {table}
 
-A window is what `shuffle_bytes` holds, in rows; the lines of the table are those that the rule allows (two row groups
-a lane).
+*buffer* is the size of the shuffle buffer (`shuffle_bytes`) in rows. The table has all combinations in which the
+buffer holds at least two row groups per lane.
 
-How to read it:
+How to read the columns:
 
-- **Row groups in a batch**: a true permutation draws a batch of 256 from {true.groups:.0f} of the 1,000 row groups,
-  the lane order from at least as many as it has lanes. The window decides, not the lanes: with {mid_rows:,} rows, a
-  tenth of the dataset, a batch already draws from {mid_low:.0f} to {mid_high:.0f}. Lanes buy locality (a rank reads
-  only its own) and even loads.
-- **Labels in a batch, label unevenness**: unevenness is half the sum of |share of a label - 1/100|: 1 would be a
-  batch of one label, and chance alone gives {true.unevenness:.3f}, the figure of a true permutation.
-- **Rank correlation** of position and index over an epoch, the largest of {seeds} seeds: chunks are permuted first,
-  so it is that of 1,000 things shuffled, about 1/sqrt(1,000) = 0.03, whatever the window; the tests hold it below
-  4/sqrt(1,000) = {limit:.3f} for each seed. With a true permutation of all rows it is about 0.001.
+- **Row groups in a batch**: how many of the 1,000 row groups the rows of a batch come from. A true permutation
+  reaches {true.groups:.0f} of them with batches of 256. The size of the buffer decides, not the number of lanes: with
+  {mid_rows:,} rows, a tenth of the dataset, a batch already draws from {mid_low:.0f} to {mid_high:.0f} row groups.
+  What lanes add is locality (each rank reads only its own lanes), an even load, and a lower bound: a batch draws from
+  at least as many row groups as there are lanes.
+- **Labels in a batch, label unevenness**: unevenness is half the sum of |share of a label - 1/100|. A batch with a
+  single label would have 0.99; a true permutation has {true.unevenness:.3f}, by chance alone.
+- **Rank correlation** of a row's stored position and its position in the epoch, the largest of {seeds} seeds. Row
+  groups are permuted first, so the correlation is that of 1,000 shuffled things, about 1/sqrt(1,000) = 0.03, for any
+  buffer. Tests require less than 4/sqrt(1,000) = {limit:.3f} for every seed. A true permutation of all rows has about
+  0.001.
 
-The order never depends on ranks, workers or memory of the run, so these figures hold for every world: at world W a
-batch of one rank draws from the rank's L/W lanes, and the W batches of a step together from what the table says for a
-batch of W times 256. `print(ds.plan(...))` tells the figure for your dataset and world, and warns below 8.
+The order does not depend on ranks, workers or the memory of the run, so the figures hold for every world. With *W*
+ranks and *L* lanes, a batch of one rank draws from the rank's L/W lanes; the *W* batches of a step together draw from
+as many row groups as one batch of *W* times 256 rows. `print(ds.plan(...))` shows the figure for your dataset and
+world, and warns if it is below 8.
 
-Where `lanes` is no more than a quarter of the row groups, every full batch draws from at least min(lanes, 256) row
-groups (`tests/plan/test_quality.py`), because lanes lie in different parts of the line. One corner is different, and
-only with a `lanes=` of your own: some 230 to 249 lanes *and* a window about as large as the dataset or larger. Then
-one block covers most of its lane, two lanes may draw from the row group that their border cuts, and one batch in
-thirty to several thousand has one to six row groups fewer than there are lanes. It is mixed about as well as a true
-permutation then, which draws from {true.groups:.0f}.
+If `lanes` is at most a quarter of the number of row groups, every full batch draws from at least min(lanes, 256) row
+groups (`tests/plan/test_quality.py`), because lanes are different parts of the permuted rows. There is one exception,
+which needs an explicit `lanes=` of about 230 to 249 *and* a buffer about as large as the dataset. One block then
+covers most of its lane, and two neighbouring lanes may draw from the row group that both contain a part of: between
+one batch in thirty and one in several thousand draws from one to six row groups fewer than there are lanes. Such a
+batch is still mixed about as well as one of a true permutation, which draws from {true.groups:.0f}.
 """
 
 
@@ -204,7 +207,7 @@ def write(cases: list[Quality], docs: Path) -> None:
     """Write docs/shuffle_quality.md and its plot."""
     (docs / "img").mkdir(parents=True, exist_ok=True)
     draw(cases, docs / "img" / "shuffle_quality.png")
-    mid = [c.groups for c in cases if c.window_rows == 96_000]
+    mid = [c.groups for c in cases if c.buffer_rows == 96_000]
     text = TEXT.format(
         table=table(cases),
         true=cases[-1],

@@ -23,9 +23,9 @@ from penstock.display import dataset_html, dataset_text
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.build import Builder
 from penstock.engine.engine_stream import Stats
+from penstock.engine.gather import BlockPool
 from penstock.engine.inputs import Inputs, columns_of
 from penstock.engine.loader import Loader
-from penstock.engine.memory import BlockPool
 from penstock.engine.stages import Decode, Fold
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.options import (

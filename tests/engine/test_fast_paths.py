@@ -14,8 +14,9 @@ import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import NdarrayCodec
 from penstock.engine import build, gather, loader, row_arena
+from penstock.engine.gather import BlockPool
 from penstock.engine.inputs import columns_of
-from penstock.engine.memory import BlockPool
+from penstock.engine.picks import Picks
 from penstock.schema.arrow import infer_unischema
 from penstock.testing import assert_same, make_parquet, mixed
 from tests.depth import depth
@@ -260,7 +261,7 @@ def test_picked_rows_are_those_of_plain_indexing(data):
     chosen = data.draw(st.lists(st.sampled_from(picks), max_size=20))
     part, row = (np.array([pick[k] for pick in chosen], np.int64) for k in (0, 1))
     out = np.empty((len(chosen), *shape), dtype)
-    gather.Picks([None] * len(counts), part.astype(np.intp), row).fixed(parts, out)
+    Picks([None] * len(counts), part.astype(np.intp), row).fixed(parts, out)
     assert_same(out, np.array([parts[c][r] for c, r in chosen], dtype).reshape(out.shape))
 
 
@@ -295,7 +296,7 @@ def test_runs_views_and_picks_gather_the_same_rows(data):
         for rows in (
             gather.Runs(of_runs, bounds, views=False),
             gather.Runs(of_runs, bounds, views=True),
-            gather.Picks(chunks, part, row),
+            Picks(chunks, part, row),
         )
     ]
     plain = table.take(np.concatenate([ends[c] + np.arange(a, b) for c, a, b in runs] or [np.arange(0)]))

@@ -19,7 +19,7 @@ import pytest
 
 import penstock
 from penstock.codecs import CompressedImageCodec, NdarrayCodec
-from penstock.engine.memory import BlockPool
+from penstock.engine.gather import BlockPool
 from penstock.errors import BudgetError
 from penstock.schema.stored import SCHEMA_KEY, schema_to_json
 from penstock.testing import make_parquet

@@ -131,14 +131,14 @@ def test_blocks_are_used_again_once_a_batch_is_gone(ds):
         stream = loader.stream()
         for batch in stream:
             del batch
-        finisher = next(iter(stream._scheduler._finishers), None)
+        finisher = next(iter(stream._scheduler._processes), None)
         assert finisher is None, "gone at the end of the pass"
     with ds.loader(batch_size=5, pool="process", workers=1, epochs=20) as loader:
         stream = loader.stream()
         found = iter(stream)
         for _ in range(150):
             next(found)
-        assert len(stream._scheduler._finishers[0]._blocks) < 8
+        assert len(stream._scheduler._processes[0]._blocks) < 8
 
 
 def test_blocks_grow_with_the_batches(ds):

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.engine.build import Built, Room
-from penstock.engine.delivery import Origin
+from penstock.engine.build import Room
+from penstock.engine.delivery import Built, Origin
 from penstock.engine.gather import Chunk
 from penstock.engine.residency import NEVER, EpochWork, Residency
 from penstock.engine.scheduler import Limits, Scheduler

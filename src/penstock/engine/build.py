@@ -11,32 +11,30 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.codecs import Cells
-from penstock.codecs.base import claimed_bytes
-from penstock.engine.delivery import Origin
-from penstock.engine.gather import CellLost, Chunk, FixedPart, Gathered, LostChunk, Picks, Runs, gather, make_chunk
+from penstock.engine.delivery import Built, Origin
+from penstock.engine.finish import build_damaged, finish_span, place_in
+from penstock.engine.gather import Chunk, Cutter, FixedPart, Gathered, LostChunk, Runs, aligned, gather, make_chunk
+from penstock.engine.gather_values import CellLost
 from penstock.engine.locate import Locator
-from penstock.engine.memory import Cutter, aligned
-from penstock.engine.stages import BatchOrigin, Fold, Lost, ThreadStages, refold, stage_of
-from penstock.errors import BudgetError, CodecError, FileChanged, SchemaError, StoreError, TransformError
+from penstock.engine.picks import Picks
 from penstock.halt import until
 from penstock.options import MEMORY_BYTES
 from penstock.storage.faults import store_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from penstock.dataset.selection import Selection
     from penstock.engine.engine_stream import Stats
+    from penstock.engine.gather import BlockPool
     from penstock.engine.inputs import Column
-    from penstock.engine.locate import Skipped
-    from penstock.engine.memory import BlockPool
+    from penstock.engine.randomness import Watch
     from penstock.engine.residency import EpochWork
     from penstock.engine.row_arena import Records, Shelf
     from penstock.engine.stages import Batch, Stage
@@ -83,15 +81,6 @@ class Span:
         return self.work.start_of(batch) - self.lo, self.work.end_of(batch) - self.lo
 
 
-class Built(NamedTuple):
-    """One finished batch."""
-
-    batch: Batch
-    origin: Origin
-    num_rows: int
-    skipped: tuple[Skipped, ...]
-
-
 Chunks = dict[int, Chunk | LostChunk]
 Results = list[Built | Exception]
 """The batches of a span, in order; an error stands for the first one that could not be built, and ends the list."""
@@ -120,39 +109,6 @@ def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
     span.chunks = distinct  # last: other threads take a span for indexed once this is there
 
 
-class _Part(NamedTuple):
-    """One batch of a span: which of the span's items, and what was lost of it already."""
-
-    span: Span
-    step: int
-    rows: slice | NDArray[np.int64]
-    """Which rows of the span it has."""
-    num_rows: int
-    units: slice | NDArray[np.int64]
-    """Which units of the span it has: rows, or windows."""
-    windows: NDArray[np.int64] | None = None
-    """Rows of each window, counted in the batch."""
-    skipped: tuple[Skipped, ...] = ()
-
-    def row(self, row: int) -> int:
-        """Return which row of the span a row of the batch is."""
-        return self.rows.start + row if isinstance(self.rows, slice) else int(self.rows[row])
-
-    def kept(self, keep: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        """Return which items of the batch are left, given which of its units are; None: all units."""
-        units = self.units
-        numbers = np.arange(units.start, units.stop) if isinstance(units, slice) else units
-        numbers = numbers if keep is None else numbers[keep]
-        if self.span.starts is not None:
-            numbers = np.unique(np.searchsorted(self.span.starts, numbers, side="right") - 1)
-        return numbers - self.first
-
-    @property
-    def first(self) -> int:
-        """The first item, counted from the span's first."""
-        return self.span.work.start_of(self.step) - self.span.lo
-
-
 def _split(span: Span) -> Iterator[Span]:
     """Cut an indexed span of a line order into its batches."""
     runs = deque(cast("list[tuple[int, int, int]]", span.runs))
@@ -168,15 +124,6 @@ def _split(span: Span) -> Iterator[Span]:
                 runs.appendleft((chunk, cut, end))
         positions = None if span.positions is None else span.positions[lo - span.lo : hi - span.lo]
         yield replace(span, first_step=step, end_step=step + 1, lo=lo, hi=hi, runs=mine, positions=positions)
-
-
-def span_rows(span: Span) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the chunk and the row of every item of an indexed span; for errors and damaged data only."""
-    if span.runs is None:
-        return cast("NDArray[np.int64]", span.chunks)[span.part], cast("NDArray[np.int64]", span.rows)
-    rows = [np.arange(first, end) for _, first, end in span.runs]
-    chunks = [np.full(end - first, chunk) for chunk, first, end in span.runs]
-    return np.concatenate(chunks), np.concatenate(rows)
 
 
 def go_on(number: int, num_bytes: int) -> None:
@@ -221,6 +168,8 @@ class Builder:
     """Memory that one chunk may take as Arrow; None: as much as it does."""
     room: Room = field(default_factory=Room)
     """What decoded cells of variable shape may take."""
+    watch: Watch | None = None
+    """Notices transforms that draw from global random states."""
     halted: threading.Event = field(default_factory=threading.Event)
     """Set when the run is stopped: a span of many slow batches ends with the one it is at."""
 
@@ -254,41 +203,30 @@ class Builder:
         self.stats.read(time.perf_counter() - began, made.num_bytes)
         return made
 
-    def build(self, span: Span, chunks: Chunks, *, views: bool, finish: Any) -> Results:
-        """Gather a span and finish its batches; `finish` runs the stages, here or in another process."""
+    def build(self, span: Span, chunks: Chunks, *, views: bool, process: Any = None) -> Results:
+        """Gather a span and finish its batches; `process` runs the stages instead of this thread, if there is one."""
         began = time.perf_counter()
         if any(chunk.damaged for chunk in chunks.values()):
-            chunk, row = span_rows(span)
-            return self._each(span, lambda step: self._batch_around(span, step, (chunks, chunk, row), finish))
+            return build_damaged(self, span, chunks, process)
         if views and span.runs is not None and span.end_step - span.first_step > 1:
             # A batch inside one chunk is a view of it; gathered together, all would be copied for one at the border.
-            return self._views(span, chunks, finish)
-        rows = _rows(span, cast("dict[int, Chunk]", chunks), views=views)
-        columns = self._gather(span, rows)
+            return self._views(span, chunks, process)
+        columns = self.gather(span, _rows(span, cast("dict[int, Chunk]", chunks), views=views))
         self.stats.gathered(time.perf_counter() - began)
-        ready = self._ready(columns)
-        if ready is not None and isinstance(finish, ThreadStages):
-            return self._slices(span, ready)
+        ready = self._ready(columns) if process is None else None
+        return finish_span(self, span, columns, process) if ready is None else self._slices(span, ready)
 
-        def batch(step: int) -> Built:
-            lo, hi = span.rows_of(step)
-            mine = columns if span.end_step - span.first_step == 1 else [_slice(one, lo, hi) for one in columns]
-            units = slice(lo, hi) if span.windows is None else slice(0, len(span.windows))
-            return self._finish(_Part(span, step, slice(lo, hi), hi - lo, units, span.windows), mine, finish)
-
-        return self._each(span, batch)
-
-    def _views(self, span: Span, chunks: Chunks, finish: Any) -> Results:
+    def _views(self, span: Span, chunks: Chunks, process: Any) -> Results:
         """Build the batches of a line span one by one; where nothing is left to be done they are cut at once."""
         began = time.perf_counter()
-        ready = isinstance(finish, ThreadStages) and self._columns_of(cast("dict[int, Chunk]", chunks))
+        ready = self._columns_of(cast("dict[int, Chunk]", chunks)) if process is None else None
         made: Results = []
         for one in _split(span):
             if ready:
                 batch = self._cut(cast("list[tuple[int, int, int]]", one.runs), ready)
                 made.append(Built(batch, Origin(span.work.plan, one.lo, one.hi), one.hi - one.lo, ()))
             else:
-                made += self.build(one, chunks, views=True, finish=finish)
+                made += self.build(one, chunks, views=True, process=process)
         if ready:
             self.stats.finished(time.perf_counter() - began)
         return made
@@ -329,7 +267,7 @@ class Builder:
         }
 
     def _slices(self, span: Span, columns: dict[str, NDArray[Any]]) -> Results:
-        """Cut finished columns into batches without a call for each column; `_each` is the plain twin."""
+        """Cut finished columns into batches without a call for each column; `finish_span` is the plain twin."""
         began = time.perf_counter()
         made: Results = []
         plan = span.work.plan
@@ -341,104 +279,12 @@ class Builder:
         self.stats.finished(time.perf_counter() - began)
         return made
 
-    def _each(self, span: Span, make: Callable[[int], Built]) -> Results:
-        """Make the batches of a span one after another, up to the first that cannot be made, or to the run's end."""
-        made: list[Built] = []
-        for step in range(span.first_step, span.end_step):
-            if self.halted.is_set():
-                break
-            try:
-                made.append(make(step))
-            except Exception as error:  # noqa: BLE001 -- the consumer meets it in its place
-                return [*made, error]  # not append: the error's traceback holds this frame and its list
-        return [*made]
-
-    def _gather(self, span: Span, rows: Runs | Picks) -> list[Gathered]:
+    def gather(self, span: Span, rows: Runs | Picks) -> list[Gathered]:
+        """Gather all columns of some rows of a span."""
         try:
             return gather(rows, self.columns, self.pool, self.arena, skip=self.skip)
         except CellLost as error:
-            raise self.locator.decode_error(*_place(span, error.row), error) from error.__cause__
-
-    def _finish(self, part: _Part, columns: list[Gathered], finish: Any) -> Built:
-        """Take one batch through the stages; errors get their location."""
-        began = time.perf_counter()
-        span, positions, first = part.span, None, 0
-        if span.positions is not None:
-            positions, first = span.positions[part.units], int(span.positions[part.first])
-        try:
-            columns, gone, used = within(self.room, self.columns, columns, skip=self.skip)
-            self.room.wait(span.number, used)
-            origin = BatchOrigin(
-                self.seed, span.work.epoch, part.num_rows, positions, first, part.windows,
-                ragged=span.starts is not None, lost=gone,
-            )  # fmt: skip
-            batch, lost = finish.run(columns, origin, self.pool)
-        except CellLost as error:
-            raise self.locator.decode_error(*_place(span, part.row(error.row)), error) from error.__cause__
-        except BudgetError as error:
-            raise BudgetError(f"{error}; in {self._describe(part)}", least=error.least) from None
-        except TransformError as error:
-            raise TransformError(f"{error}; in {self._describe(part)}") from error.__cause__
-        except CodecError as error:
-            raise CodecError(f"{error}; in {self._describe(part)}") from error.__cause__
-        skipped = tuple(
-            self.locator.skipped(*_place(span, part.row(one.row)), one.column, one.reason)
-            for one in lost
-            if one.reason is not None
-        )
-        windows, keep = part.windows, None
-        if lost:
-            keep = np.ones(part.num_rows, np.bool_)
-            keep[[one.row for one in lost]] = False
-            if windows is not None:
-                windows, keep = refold(windows, keep)
-        kept = None if keep is None and not part.skipped else part.kept(keep)
-        self.stats.finished(time.perf_counter() - began)
-        work, num_rows = span.work, len(next(iter(batch.values()))) if batch else 0
-        first, end = work.start_of(part.step), work.end_of(part.step)
-        made_of = Origin(work.plan, first, end, None if stage_of(self.stages, Fold) else windows, kept)
-        return Built(batch, made_of, num_rows, part.skipped + skipped)
-
-    def _describe(self, part: _Part) -> str:
-        """Name the rows of a batch for an error."""
-        chunks, rows = span_rows(part.span)
-        listed = [part.row(row) for row in range(min(part.num_rows, 256))]
-        return self.locator.describe((int(chunks[row]), int(rows[row])) for row in listed)
-
-    def _batch_around(
-        self, span: Span, step: int, place: tuple[Chunks, NDArray[np.int64], NDArray[np.int64]], finish: Any
-    ) -> Built:
-        """Build a batch some of whose rows may be lost: an error, or the batch without them."""
-        chunks, chunk, row = place
-        lo, hi = span.rows_of(step)
-        bad = np.zeros(hi - lo, np.bool_)
-        for number, one in chunks.items():
-            if one.damaged:
-                here = chunk[lo:hi] == number
-                bad |= here if isinstance(one, LostChunk) else here & np.isin(row[lo:hi], list(one.damaged))
-        for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
-            # Files that disagree, have changed or cannot be fetched are not damaged: skipping would lose good rows.
-            if not self.skip or isinstance(
-                getattr(chunks[index], "error", None), BudgetError | FileChanged | SchemaError | StoreError
-            ):
-                raise self.locator.read_error(cast("LostChunk", chunks[index]))
-        rows = np.arange(lo, hi)
-        gone = tuple(self.locator.skipped_in(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
-        rows = rows[~bad]
-        distinct, part = np.unique(chunk[rows], return_inverse=True)
-        there = [cast("Chunk", chunks[int(c)]) for c in distinct]
-        columns = self._gather(span, Picks(there, part.astype(np.intp), row[rows]))
-        windows, units = None, rows
-        if span.windows is not None:
-            windows, whole = refold(span.windows, ~bad)
-            units = np.flatnonzero(whole)
-        return self._finish(_Part(span, step, rows, len(rows), units, windows, gone), columns, finish)
-
-
-def _place(span: Span, row: int) -> tuple[int, int]:
-    """Return chunk and row of a row of an indexed span."""
-    chunks, rows = span_rows(span)
-    return int(chunks[row]), int(rows[row])
+            raise self.locator.decode_error(*place_in(span, error.row), error) from error.__cause__
 
 
 def _rows(span: Span, chunks: dict[int, Chunk], *, views: bool) -> Runs | Picks:
@@ -448,56 +294,3 @@ def _rows(span: Span, chunks: dict[int, Chunk], *, views: bool) -> Runs | Picks:
     return Picks(
         [chunks[int(c)] for c in found], cast("NDArray[np.intp]", span.part), cast("NDArray[np.int64]", span.rows)
     )
-
-
-def _slice(one: Gathered, lo: int, hi: int) -> Gathered:
-    """Cut one batch out of a gathered column."""
-    valid = None if one.valid is None else one.valid[lo:hi]
-    if valid is not None and valid.all():
-        valid = None
-    if one.values is not None:
-        return Gathered(one.values[lo:hi], valid)
-    if one.rows is not None:
-        return Gathered(rows=one.rows[lo:hi])
-    cells = cast("Cells", one.cells)
-    part = None if cells.part is None else cells.part[lo:hi]
-    return Gathered(valid=valid, cells=Cells(cells.parts, part, cells.start[lo:hi], cells.stop[lo:hi], valid))
-
-
-def within(
-    room: Room, columns: Sequence[Column], gathered: Sequence[Gathered], *, skip: bool
-) -> tuple[list[Gathered], tuple[Lost, ...], int]:
-    """Return the columns with those cells null that claim too many bytes, their rows, and the bytes of the others.
-
-    Raises:
-        CellLost: a cell claims more than there is, and is not to be skipped.
-        BudgetError: all cells together claim more than a batch may have.
-    """
-    found, lost, used = list(gathered), dict[int, Lost](), 0
-    most = room.cell_bytes // room.copies
-    for number, (column, one) in enumerate(zip(columns, gathered, strict=True)):
-        if column.form != "ragged" or one.cells is None:
-            continue
-        sizes = claimed_bytes(column.codec, column.field, one.cells)
-        if sizes is None:
-            continue
-        over = sizes > most
-        for row in np.flatnonzero(over).tolist():
-            reason = (
-                f"its header claims {int(sizes[row]):,} bytes of pixels or elements, and there is room for {most:,}; "
-                "it is damaged, or memory_bytes= must be raised"
-            )
-            if not skip:
-                raise CellLost(row, column.name, reason)
-            lost.setdefault(row, Lost(row, column.name, reason))
-        if over.any():
-            valid = ~over if one.cells.valid is None else one.cells.valid & ~over
-            found[number] = one._replace(valid=valid, cells=replace(one.cells, valid=valid))
-        used += int(sizes[~over].sum()) * room.copies
-        if room.batch_bytes is not None and used > room.batch_bytes:
-            raise BudgetError(
-                f"the cells of one batch up to column {column.name!r} need {used:,} bytes to be decoded, and "
-                f"memory_bytes leaves {room.batch_bytes:,}; raise memory_bytes, or lower batch_size or shuffle_bytes",
-                least=used,
-            )
-    return found, tuple(lost.values()), used

@@ -125,6 +125,15 @@ class Origin(NamedTuple):
         return int(self.plan.positions(self.first, self.first + 1)[0]) if self.end > self.first else 0
 
 
+class Built(NamedTuple):
+    """One batch as the engine has made it: a `Delivery` without its place."""
+
+    batch: dict[str, Any]
+    origin: Origin
+    num_rows: int
+    skipped: tuple[Skipped, ...]
+
+
 class Delivery(NamedTuple, Generic[B]):
     """A batch and the place behind it."""
 

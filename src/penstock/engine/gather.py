@@ -4,23 +4,26 @@ A `Chunk` is made from what the source read: columns that are decompressed but n
 is immutable, so any number of threads may gather from it. `gather` takes chunks and the place of every row and gives
 `Gathered` columns: finished arrays for stacked columns, `Cells` for encoded ones, Python values for the rest. Decodes
 nothing. Rows come either as runs of neighbours (line orders: slices, views where that is allowed) or as picks (the lane
-order: one sorted pass over each chunk, then one permutation).
+order, `picks`).
+
+Batches own their memory: the arrays of a batch refer to a block of the `BlockPool`, which gets it back when
+the last array on it is gone. First-touched pages are slow, so a loader that runs for hours touches only a few blocks.
+The pool never waits: a batch that the user keeps simply keeps its block.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from penstock.codecs.arrow import Objects, cells_view, fixed_view, objects, takeable
+from penstock.codecs.arrow import cells_view, fixed_view, takeable
 from penstock.codecs.arrow_memory import one_array, take_rows
 from penstock.codecs.base import CellError, Cells, view_column
 from penstock.codecs.decode import reason_of
-from penstock.codecs.row_values import objects_of
-from penstock.engine.memory import Cutter, aligned
+from penstock.engine.gather_values import CellLost, find_misfits, gather_objects, gather_valid, nulled
 from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -31,26 +34,88 @@ if TYPE_CHECKING:
 
     from penstock.codecs.arrow import Fixed
     from penstock.engine.inputs import Column
-    from penstock.engine.memory import BlockPool
+    from penstock.engine.picks import Picks
     from penstock.engine.row_arena import Records
     from penstock.source import ChunkData
 
 
-class CellLost(Exception):
-    """A cell cannot be made into a value: its row (of the chunk or batch at hand), its column, and the reason."""
-
-    def __init__(self, row: int, column: str, reason: str) -> None:
-        super().__init__(row, column, reason)
-        self.row = row
-        self.column = column
-        self.reason = reason
+ALIGN = 64
+_GRAIN = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """Stands for a value that could not be made, where its row is to be skipped."""
+def aligned(num_bytes: int) -> int:
+    """Round up to the alignment of columns inside a block."""
+    return (num_bytes + ALIGN - 1) & -ALIGN
 
-    reason: str
+
+class _Lease:
+    """Keeps a block out of the pool while any array refers to it."""
+
+    __slots__ = ("__array_interface__", "_free", "_memory")
+
+    def __init__(self, memory: NDArray[np.uint8], free: deque[NDArray[np.uint8]]) -> None:
+        self._memory = memory
+        self._free = free
+        self.__array_interface__: dict[str, Any] = {
+            "shape": (memory.size,),
+            "typestr": "|u1",
+            "data": (memory.ctypes.data, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        # Runs in the thread that drops the last array, maybe inside a garbage collection: must not take a lock.
+        self._free.append(self._memory)
+
+
+@dataclass(slots=True)
+class BlockPool:
+    """Blocks of bytes, reused by size class; `lease(n)` gives a writable array of at least n bytes."""
+
+    keep: int
+    """Most free blocks of each size class that are kept, and about as much as so many of the largest in all; the rest
+    goes back to the system."""
+    _free: dict[int, deque[NDArray[np.uint8]]] = field(default_factory=dict, init=False)
+
+    def lease(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return uninitialised bytes; the block comes back when the array and all its views are gone."""
+        size = max(_GRAIN, (num_bytes + _GRAIN - 1) // _GRAIN * _GRAIN)
+        free = self._free.get(size)
+        if free is None:
+            free = self._free.setdefault(size, deque(maxlen=self.keep))
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = None
+        if memory is None:  # outside the except block, so that errors do not chain to the IndexError
+            sizes = list(self._free.items())  # sizes may change so often that too many free blocks are kept
+            if sum(size * len(free) for size, free in sizes) > self.keep * max(size for size, _ in sizes):
+                self.clear()
+            fresh = np.empty(size + ALIGN, np.uint8)
+            begin = -fresh.ctypes.data % ALIGN  # frameworks share only aligned memory; malloc aligns to 16
+            memory = fresh[begin : begin + size]
+        return np.asarray(_Lease(memory, free))[:num_bytes]
+
+    def clear(self) -> None:
+        """Give all free blocks back."""
+        for free in list(self._free.values()):
+            free.clear()
+
+
+class Cutter:
+    """Cuts the arrays of one batch out of one block, column after column."""
+
+    __slots__ = ("_block", "_offset")
+
+    def __init__(self, block: NDArray[np.uint8]) -> None:
+        self._block = block
+        self._offset = 0
+
+    def cut(self, shape: tuple[int, ...], dtype: np.dtype[Any] | None, num_bytes: int) -> NDArray[Any]:
+        """Return the next uninitialised array; the block must have been leased large enough."""
+        array: NDArray[Any] = np.ndarray(shape, dtype, self._block, self._offset)
+        self._offset += aligned(num_bytes)
+        return array
 
 
 class FixedPart:
@@ -170,14 +235,10 @@ def make_chunk(
         except CellError as error:
             if not skip:
                 raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
-            bad = []
-            for row in range(len(array)):
-                try:
-                    _part(cast("pa.Array", array).slice(row, 1), column)
-                except CellError as misfit:
-                    damaged.setdefault(row, (column.name, reason_of(misfit, column.name)))
-                    bad.append(row)
-            parts.append(_part(_nulled(array, bad), column))
+            misfits = find_misfits(cast("pa.Array", array), column, _part)
+            for row, misfit in misfits.items():
+                damaged.setdefault(row, (column.name, reason_of(misfit, column.name)))
+            parts.append(_part(nulled(cast("pa.Array", array), list(misfits)), column))
     nulls = frozenset(i for i, part in enumerate(parts) if part.valid is not None)
     if table is not None and rows is None:
         return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls, damaged=damaged)
@@ -189,16 +250,6 @@ def make_chunk(
         else:
             num_bytes += one.get_total_buffer_size()
     return Chunk(index, num_rows, num_bytes, tuple(parts), nulls, damaged=damaged)
-
-
-def _nulled(array: pa.Array, rows: list[int]) -> pa.Array:
-    """Return the array with these rows null."""
-    import pyarrow as pa
-
-    valid = np.ones(len(array), np.bool_)
-    valid[rows] = False
-    buffers = [pa.py_buffer(np.packbits(valid, bitorder="little")), pa.py_buffer(np.arange(len(array)))]
-    return takeable(array).take(pa.Array.from_buffers(pa.int64(), len(array), buffers, len(rows)))
 
 
 def _part(array: pa.Array | Cells, column: Column) -> Part:
@@ -218,16 +269,6 @@ def _part(array: pa.Array | Cells, column: Column) -> Part:
     if column.form == "cells" and valid is None:
         part.view = view_column(column.codec, column.field, data, offsets)
     return part
-
-
-_SMALL_KEY_CHUNKS = 1 << 16
-"""Chunk numbers below this sort as 16-bit keys, which NumPy does by radix: 19 instead of 50 ns a row."""
-
-
-_SMALL_ITEM_BYTES = 64
-"""Up to here a row is taken twice, in chunk order and then into place: both passes run at memory speed."""
-_LARGE_ITEM_BYTES = 1 << 13
-"""From here copying one row costs more than the Python around it (450 ns; a fancy index takes 140 ns for 784 bytes)."""
 
 
 class Gathered(NamedTuple):
@@ -278,99 +319,8 @@ class Runs:
         return found
 
 
-class Picks:
-    """Rows picked from anywhere: row i of the span is row `rows[i]` of chunk number `part[i]`."""
-
-    def __init__(self, chunks: Sequence[Chunk], part: NDArray[np.intp], rows: NDArray[np.int64]) -> None:
-        self.chunks = chunks
-        self.num_rows = len(rows)
-        self._part = part
-        self._rows = rows
-
-    @cached_property
-    def _order(self) -> NDArray[np.intp]:
-        """The rows by chunk, in the span's order within each."""
-        keys = self._part.astype(np.uint16) if len(self.chunks) < _SMALL_KEY_CHUNKS else self._part
-        return np.argsort(keys, kind="stable")
-
-    @cached_property
-    def _sorted_rows(self) -> NDArray[np.int64]:
-        return self._rows[self._order]
-
-    @cached_property
-    def _bounds(self) -> list[int]:
-        """Where each chunk's rows begin in that order."""
-        return cast("list[int]", np.searchsorted(self._part[self._order], np.arange(len(self.chunks) + 1)).tolist())
-
-    @cached_property
-    def _back(self) -> NDArray[np.intp]:
-        """Where each row of the span is in that order."""
-        back = np.empty(self.num_rows, np.intp)
-        back[self._order] = np.arange(self.num_rows)
-        return back
-
-    def fixed(self, parts: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
-        """Take the rows of each part, chunk by chunk, into `out`."""
-        if len(parts) == 1:
-            _take(parts[0], self._sorted_rows, out)  # one chunk: the stable order is the span's own
-            return
-        item_bytes = out.strides[0]
-        if item_bytes > _SMALL_ITEM_BYTES:
-            for number, values in enumerate(parts):
-                first, end = self._bounds[number], self._bounds[number + 1]
-                to, rows = self._order[first:end], self._sorted_rows[first:end]
-                if item_bytes <= _LARGE_ITEM_BYTES:
-                    out[to] = values[rows]
-                    continue
-                for target, row in zip(to.tolist(), rows.tolist(), strict=True):
-                    out[target] = values[row]  # without the temporary copy
-            return
-        near = np.empty_like(out)
-        for number, values in enumerate(parts):
-            first, end = self._bounds[number], self._bounds[number + 1]
-            _take(values, self._sorted_rows[first:end], near[first:end])
-        _take(near, self._back, out)
-
-    def single_run(self) -> None:
-        """Return None: picked rows are never neighbours."""
-
-    def arena_index(self, arena: Records) -> NDArray[np.int64] | None:
-        """Return the place of every row in the arena; None if some chunk is not there."""
-        slots = np.array([chunk.slot for chunk in self.chunks], np.int64)
-        if not len(slots) or slots.min() < 0:
-            return None
-        return (slots * arena.slot_rows)[self._part] + self._rows
-
-    def part_numbers(self) -> NDArray[np.intp] | None:
-        """Return for each row the number of its chunk; None where there is only one."""
-        return self._part if len(self.chunks) > 1 else None
-
-    def arrays(self, parts: Sequence[Any]) -> list[tuple[Any, NDArray[np.intp]]]:
-        """Return Arrow arrays of the picked rows, one a chunk, and where their rows go."""
-        import pyarrow as pa
-
-        found = []
-        for number, array in enumerate(parts):
-            first, end = self._bounds[number], self._bounds[number + 1]
-            rows = self._sorted_rows[first:end]
-            index = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
-            found.append((array.take(index), self._order[first:end]))
-        return found
-
-
-Rows = Runs | Picks
-
-
-def _take(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-    # mode="clip" writes straight into `out`; "raise" would go through a buffer. The plan never asks beyond the chunk.
-    if values.flags.c_contiguous and values.dtype == out.dtype:
-        values.take(rows, 0, out, "clip")
-    else:
-        out[...] = values[rows]  # take would first copy a strided part whole, and converts nothing
-
-
 def gather(
-    rows: Rows, columns: Sequence[Column], pool: BlockPool, arena: Records | None, *, skip: bool
+    rows: Runs | Picks, columns: Sequence[Column], pool: BlockPool, arena: Records | None, *, skip: bool
 ) -> list[Gathered]:
     """Gather every column of a span; stacked columns share one block of the pool.
 
@@ -393,13 +343,13 @@ def gather(
     nulls = frozenset[int]().union(*(chunk.nulls for chunk in chunks))
     found = []
     for i, column in enumerate(columns):
-        valid = _valid(rows, [chunk.parts[i] for chunk in chunks]) if i in nulls else None
+        valid = gather_valid(rows, [chunk.parts[i] for chunk in chunks]) if i in nulls else None
         if i in values:
             found.append(Gathered(values[i], valid))
         elif run is not None and column.form == "fixed":
             found.append(Gathered(chunks[0].parts[i].values[run], valid))  # type: ignore[union-attr]
         elif column.form == "objects":
-            found.append(Gathered(rows=_objects(rows, column, [chunk.parts[i] for chunk in chunks], skip=skip)))
+            found.append(Gathered(rows=gather_objects(rows, column, [chunk.parts[i] for chunk in chunks], skip=skip)))
         else:
             cells = [cast("CellsPart", chunk.parts[i]) for chunk in chunks]
             start, stop = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
@@ -411,7 +361,7 @@ def gather(
 
 
 def _stack(
-    rows: Rows, columns: Sequence[tuple[int, Column]], pool: BlockPool, arena: Records | None
+    rows: Runs | Picks, columns: Sequence[tuple[int, Column]], pool: BlockPool, arena: Records | None
 ) -> dict[int, NDArray[Any]]:
     """Copy the rows of stacked columns into one block. A loop over maybe 1,000 columns: every call counts."""
     num_rows, chunks = rows.num_rows, rows.chunks
@@ -427,52 +377,3 @@ def _stack(
     for i, array in left.items():
         rows.fixed([chunk.parts[i].stacked for chunk in chunks], array)  # type: ignore[union-attr]
     return out
-
-
-def _valid(rows: Rows, parts: Sequence[Part]) -> NDArray[np.bool_] | None:
-    """Gather validity of a column with nulls in any of the chunks; None if none of the rows is null."""
-    masks = [part.valid for part in parts if not isinstance(part, ObjectsPart)]
-    wide = max((mask.ndim for mask in masks if mask is not None), default=1)
-    shape = next(mask.shape[1:] for mask in masks if mask is not None and mask.ndim == wide)
-    filled = []
-    for chunk, mask in zip(rows.chunks, masks, strict=True):
-        if mask is None:
-            mask = np.ones((chunk.num_rows, *shape), np.bool_)
-        elif mask.ndim < wide:
-            mask = np.broadcast_to(mask.reshape(-1, *[1] * len(shape)), (len(mask), *shape))
-        filled.append(mask)
-    out = np.empty((rows.num_rows, *shape), np.bool_)
-    rows.fixed(filled, out)
-    return None if out.all() else out
-
-
-def _objects(rows: Rows, column: Column, parts: Sequence[Part], *, skip: bool) -> NDArray[np.object_] | list[Any]:
-    kind = cast("Objects", column.kind)
-    arrays = rows.arrays([cast("ObjectsPart", part).array for part in parts])
-    if len(arrays) == 1 and isinstance(arrays[0][1], slice):
-        return _values(*arrays[0], column, skip=skip)
-    out = np.empty(rows.num_rows, np.object_)
-    for array, where in arrays:
-        values = _values(array, where, column, skip=skip)
-        out[where] = values if isinstance(values, np.ndarray) else objects_of(values)
-    return list(out) if kind.as_list else out
-
-
-def _values(
-    array: pa.Array, where: slice | NDArray[np.intp], column: Column, *, skip: bool
-) -> NDArray[np.object_] | list[Any]:
-    """Make the values of an array whose rows go to `where` in the span."""
-    kind = cast("Objects", column.kind)
-    try:
-        return objects(array, kind)
-    except CellError as error:
-        if not skip:
-            row = where.start + error.index if isinstance(where, slice) else int(where[error.index])
-            raise CellLost(row, column.name, reason_of(error, column.name)) from error
-    found: list[Any] = []
-    for row in range(len(array)):
-        try:
-            found.append(objects(array.slice(row, 1), kind)[0])
-        except CellError as error:
-            found.append(Damaged(str(error)))
-    return found

@@ -17,20 +17,19 @@ from penstock.engine.base_loader import BaseLoader
 from penstock.engine.build import Builder, Room
 from penstock.engine.delivery import Place
 from penstock.engine.engine_stream import EngineStream, Record
+from penstock.engine.gather import BlockPool
 from penstock.engine.inputs import choose_order, count_needs, describe
-from penstock.engine.memory import BlockPool
 from penstock.engine.randomness import Watch
 from penstock.engine.residency import Residency
 from penstock.engine.row_arena import Shelf, make_records
 from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.stages import MASK, FilterRows, ThreadStages, make_stages, output_columns
+from penstock.engine.stages import MASK, FilterRows, make_stages, output_columns
 from penstock.errors import BudgetError, PenstockWarning, PlanError, users_level
 from penstock.options import READ_COST, SPAN_BYTES
 from penstock.plan import Cursor, Order, Share, State, check, check_owner, check_predicate, plan_epoch, steps_left
 from penstock.source import may_hold_nulls
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.engine.delivery import Stream
@@ -439,7 +438,7 @@ class Loader(BaseLoader):
         builder = Builder(
             source=inputs.source, selection=inputs.selection, columns=inputs.columns, stages=self.stages, pool=pool,
             stats=self._record.stats, seed=options.seed, skip=options.on_error == "skip", arena=residency.arena,
-            shelf=shelf, limit_bytes=int(chunk_room / READ_COST / inputs.slack), room=room,
+            shelf=shelf, limit_bytes=int(chunk_room / READ_COST / inputs.slack), room=room, watch=self._record.watch,
         )  # fmt: skip
         last = None
         if options.epochs is not None:
@@ -459,8 +458,12 @@ class Loader(BaseLoader):
             aligned=self._make.aligned and is_line,
             every=every,
         )
-        finishers = self._make_finishers(workers, builder.halted)
-        return Scheduler(self._plans(first), residency, builder, limits, finishers)
+        processes: list[Any] = []
+        if options.pool == "process":
+            from penstock.engine.process import ProcessStages, start_method
+
+            processes = [ProcessStages(cast("Payload", self._payload), start_method()) for _ in range(workers)]
+        return Scheduler(self._plans(first), residency, builder, limits, processes)
 
     def _span_batches(self, batch_bytes: int, every: tuple[int, int]) -> int:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
@@ -494,10 +497,3 @@ class Loader(BaseLoader):
     @property
     def _calls_user(self) -> bool:
         return any(stage.calls_user for stage in self.stages)
-
-    def _make_finishers(self, workers: int, halted: threading.Event) -> list[Any]:
-        if self._options.pool != "process":
-            return [ThreadStages(self.stages, halted, self._record.watch)] * max(1, workers)
-        from penstock.engine.process import ProcessStages, start_method
-
-        return [ProcessStages(cast("Payload", self._payload), start_method()) for _ in range(workers)]

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.dataset.selection import Selection
-    from penstock.engine.gather import CellLost, Chunk
+    from penstock.engine.gather import Chunk
+    from penstock.engine.gather_values import CellLost
     from penstock.source import Location, Source
 
 

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from penstock.codecs import Cells
-from penstock.engine.gather import Gathered
-from penstock.engine.memory import BlockPool
+from penstock.engine.gather import BlockPool, Gathered
 from penstock.engine.randomness import seed_globals
 from penstock.engine.stages import run_stages
 from penstock.errors import PlanError, WorkerDied
@@ -158,7 +157,7 @@ class _SharedLease:
 
 
 class ProcessStages:
-    """Runs stages in a process of its own; counterpart of `stages.ThreadStages`."""
+    """Runs stages in a process of its own; which a thread of the engine waits for."""
 
     def __init__(self, payload: Payload, start_method: str | None) -> None:
         self._payload = payload

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.engine.build import within
-from penstock.engine.gather import CellLost, LostChunk, Picks, Runs, gather, make_chunk
+from penstock.engine.finish import within
+from penstock.engine.gather import LostChunk, Runs, gather, make_chunk
+from penstock.engine.gather_values import CellLost
 from penstock.engine.host import default_workers
+from penstock.engine.picks import Picks
 from penstock.engine.stages import BatchOrigin, run_stages
 from penstock.progress import progress
 

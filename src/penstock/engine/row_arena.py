@@ -23,17 +23,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.engine.gather import FixedPart
-from penstock.engine.memory import Cutter, aligned
+from penstock.engine.gather import Cutter, FixedPart, aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.engine.gather import Chunk, Part
+    from penstock.engine.gather import BlockPool, Chunk, Part
     from penstock.engine.inputs import Column
-    from penstock.engine.memory import BlockPool
 
 NARROW_BYTES = 64
 """Wider values gain nothing: copying one costs more than finding it."""

@@ -32,10 +32,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.engine.build import Built, Results, Span, go_on, index_span
-from penstock.engine.delivery import CLOSED, FORKED
+from penstock.engine.build import Results, Span, go_on, index_span
+from penstock.engine.delivery import CLOSED, FORKED, Built
 from penstock.engine.gather import Chunk
-from penstock.engine.memory import release_unused
 from penstock.engine.residency import EpochWork
 from penstock.errors import LoaderClosed
 from penstock.halt import wait_in
@@ -96,13 +95,14 @@ class Scheduler:
     """Carries out a sequence of epochs for one consumer."""
 
     def __init__(
-        self, plans: Iterator[EpochPlan], residency: Residency, builder: Builder, limits: Limits, finishers: list[Any]
+        self, plans: Iterator[EpochPlan], residency: Residency, builder: Builder, limits: Limits, processes: list[Any]
     ) -> None:
         self._plans = plans
         self._residency = residency
         self._builder = builder
         self._limits = limits
-        self._finishers = finishers
+        self._processes = processes
+        """A process for each thread, which runs the stages; empty: the threads run them."""
         # Re-entrant: a garbage collection inside a locked region may finalize this very run.
         self._lock = threading.RLock()
         self._cond = threading.Condition(self._lock)
@@ -189,8 +189,8 @@ class Scheduler:
         if not self._threads and self._limits.workers and not self._stopped and not self._over:
             with self._starting:  # two consumers must not start two sets of them
                 if not self._threads and not self._stopped and not self._over:
-                    for finisher in self._finishers:
-                        finisher.start()  # before any thread of ours: a forked process must not inherit a held lock
+                    for process in self._processes:
+                        process.start()  # before any thread of ours: a forked process must not inherit a held lock
                     for index in range(self._limits.workers):
                         thread = threading.Thread(
                             target=self._work, args=(index,), name=f"penstock-{index}", daemon=True
@@ -273,8 +273,8 @@ class Scheduler:
                 self._stopped = True
                 self._builder.halted.set()  # second: what is left of a halted span must never be noted
             self._cond.notify_all()
-        for finisher in self._finishers:
-            finisher.close()  # first: a thread may be waiting for its process
+        for process in self._processes:
+            process.close()  # first: a thread may be waiting for its process
         if not inside:
             deadline = None if wait_s is None else time.perf_counter() + wait_s
             threads, self._threads = self._threads, []
@@ -283,7 +283,7 @@ class Scheduler:
                     continue
                 with contextlib.suppress(RuntimeError):  # Ctrl-C came before it had started; it ends by itself
                     thread.join(None if deadline is None else max(0.0, deadline - time.perf_counter()))
-        self._finishers.clear()
+        self._processes.clear()
         self._built.clear()
         self._ready.clear()
         self._spans.clear()
@@ -461,7 +461,8 @@ class Scheduler:
     def _do_build(self, span: Span, chunks: dict[int, Chunk | LostChunk], worker: int) -> None:
         result: Results | BaseException
         try:
-            result = self._builder.build(span, chunks, views=self._limits.views, finish=self._finishers[worker])
+            process = self._processes[worker] if self._processes else None
+            result = self._builder.build(span, chunks, views=self._limits.views, process=process)
         except BaseException as caught:  # noqa: BLE001 -- handed to the consumer, who meets it in order
             result = caught
         with self._cond:
@@ -519,3 +520,13 @@ class Scheduler:
                 self._next_number += 1
             del error
             self._cond.notify_all()
+
+
+def release_unused() -> None:
+    """Give memory that Arrow has freed back to the system; costs 1 to 5 ms, and first touches later.
+
+    Arrow's allocator keeps what a thread has freed for that thread, once more as much as is in use.
+    """
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()

@@ -16,23 +16,19 @@ import numpy as np
 from penstock.codecs.arrow import mask
 from penstock.codecs.base import CellError
 from penstock.codecs.decode import decode_cells, reason_of
-from penstock.engine.gather import CellLost, Damaged
-from penstock.engine.memory import Cutter, aligned
+from penstock.engine.gather import Cutter, aligned
+from penstock.engine.gather_values import CellLost, Damaged
 from penstock.engine.randomness import BATCH, ROW, generators, transform_wants
 from penstock.errors import TransformError
-from penstock.halt import until
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.codecs import Cells
-    from penstock.engine.gather import Gathered
+    from penstock.engine.gather import BlockPool, Gathered
     from penstock.engine.inputs import Column
-    from penstock.engine.memory import BlockPool
-    from penstock.engine.randomness import Watch
     from penstock.options import LoaderOptions
 
 Batch = dict[str, Any]
@@ -175,31 +171,6 @@ def run_stages(
     for stage in stages:
         stage(draft)
     return draft.columns, [draft.lost[row] for row in sorted(draft.lost)]
-
-
-class ThreadStages:
-    """Runs stages in the calling thread; `process.ProcessStages` is its counterpart with a process of its own."""
-
-    def __init__(self, stages: Sequence[Stage], halted: threading.Event, watch: Watch | None) -> None:
-        self._stages = stages
-        self._halted = halted
-        self._watch = watch
-
-    def run(self, gathered: Sequence[Gathered], origin: BatchOrigin, pool: BlockPool) -> tuple[Batch, list[Lost]]:
-        """Finish a batch; a transform of rows stops at the current row when the run is stopped."""
-        with until(self._halted):
-            if self._watch is None:
-                return run_stages(self._stages, gathered, origin, pool)
-            before = self._watch.look()
-            finished = run_stages(self._stages, gathered, origin, pool)
-            self._watch.compare(before)
-            return finished
-
-    def start(self) -> None:
-        """Do nothing: there is no process."""
-
-    def close(self) -> None:
-        """Do nothing: there is no process."""
 
 
 # -- the stages, in the order in which a batch goes through them ------------------------------------------------------

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.codecs.base import AsStored
 from penstock.codecs.row_values import only_value
-from penstock.dataset import Selection, open_parquet, pick_columns
+from penstock.dataset import open_parquet, pick_columns
 from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
 from penstock.engine.base_loader import BaseLoader
@@ -42,7 +42,7 @@ from penstock.options import (
 from penstock.plan.grouping import RowGrouping
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
-from penstock.source import find_opener, may_hold_nulls
+from penstock.source import Selection, find_opener, may_hold_nulls
 
 if TYPE_CHECKING:
     import os
@@ -148,7 +148,7 @@ def _source_of(source: Any, columns: Iterable[Any] | None, options: dict[str, An
 def dataset_of(source: Source, columns: Iterable[Any] | None = None) -> Dataset:
     """Return all rows of a source as a dataset, with these columns (names, fields or regular expressions)."""
     names = pick_columns(source.facts.arrow_schema.names, columns)
-    return Dataset(source, Selection.all(source.facts.chunk_rows), names)
+    return Dataset(source, source.facts.selection or Selection.all(source.facts.chunk_rows), names)
 
 
 class Dataset:

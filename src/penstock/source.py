@@ -10,9 +10,12 @@ called from several threads at once. `penstock.testing.SourceTests` checks an im
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 
 from penstock.codecs import Cells
 from penstock.errors import PlanError
@@ -21,7 +24,6 @@ from penstock.plugins import find_installed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -32,16 +34,64 @@ __all__ = [
     "ByteRange",
     "ChunkData",
     "Location",
+    "Selection",
     "Source",
     "SourceFacts",
     "Statistics",
     "may_hold_nulls",
+    "pack_mask",
     "read_table",
     "register_source",
 ]
 
 ENTRY_POINTS = "penstock.sources"
 """Entry point group of packages that add sources: the name is the scheme, the object the opener."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The selected rows of every chunk: all of them, or those that a filter has kept.
+
+    Frozen; holds a number for each chunk, and a bitmap only for chunks that are selected in part. The plan uses the
+    counts, the engine the rows, and states the digest.
+    """
+
+    counts: NDArray[np.int64]
+    """Selected rows of each chunk; a chunk without any is never read."""
+    bitmaps: Mapping[int, NDArray[np.uint8]] = field(default_factory=dict)
+    """Packed bits, lowest first (Arrow's order), of the chunks that are selected in part."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Path and reason of each chunk that a filter could not read (on_error="skip"); not part of the digest."""
+
+    @classmethod
+    def all(cls, chunk_rows: NDArray[np.int64]) -> Selection:
+        """Select every row."""
+        return cls(np.array(chunk_rows, np.int64))
+
+    @property
+    def total(self) -> int:
+        """Number of selected rows."""
+        return int(self.counts.sum())
+
+    def rows_of(self, chunk: int) -> NDArray[np.int64] | None:
+        """Return the selected rows of a chunk, ascending; None: all of them. Costs one pass over the bitmap."""
+        if chunk in self.bitmaps:
+            return np.flatnonzero(np.unpackbits(self.bitmaps[chunk], bitorder="little")).astype(np.int64, copy=False)
+        return None if self.counts[chunk] else np.empty(0, np.int64)
+
+    def digest(self) -> str:
+        """Return 32 hex digits, equal for equal selections. Changing the computation breaks resumed runs."""
+        sums = hashlib.blake2b(b"penstock.rows.v1\0", digest_size=16)
+        sums.update(np.ascontiguousarray(self.counts, "<i8").tobytes())
+        for chunk in sorted(self.bitmaps):
+            sums.update(int(chunk).to_bytes(8, "little"))
+            sums.update(np.ascontiguousarray(self.bitmaps[chunk]).data)
+        return sums.hexdigest()
+
+
+def pack_mask(keep: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return a mask as the packed bits of `Selection.bitmaps`."""
+    return np.packbits(keep, bitorder="little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +126,8 @@ class SourceFacts:
     """The version of the table that the files belong to; None where there are no versions."""
     part_noun: str = "row group"
     """What a chunk is called in messages."""
+    selection: Selection | None = None
+    """The rows that belong to the dataset, where the files also hold deleted ones; None: all rows."""
 
 
 class ByteRange(NamedTuple):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from penstock.dataset import Selection
 from penstock.dataset.row_filter import make_row_filter
 from penstock.dataset.select_rows import select_rows
+from penstock.source import Selection
 
 
 def chosen(source, filters, before=None, *, workers=2, batched=False):

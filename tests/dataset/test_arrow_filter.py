@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.dataset import Selection, open_parquet
+from penstock.dataset import open_parquet
 from penstock.dataset.arrow_filter import filter_columns, make_arrow_filter
 from penstock.dataset.row_filter import make_row_filter
 from penstock.errors import BadFile, ColumnNotFound, SchemaError
+from penstock.source import Selection
 from penstock.testing import RecordingFileSystem
 from tests.dataset.filtering import chosen, rows
 from tests.dataset.make import ids, read_all, write, write_ids

@@ -227,7 +227,7 @@ class TestDamage:
     def test_bytes_that_do_not_decode_are_read_again_from_the_source(self, tmp_path, cache):
         path = write(tmp_path / "a.parquet", ids(0, 100))
         source = open_parquet(path, cache=cache)
-        group = source.row_group(0)
+        group = source.part(0)
         wanted = source._cached._wanted(group, ["id", "value"])
         for key, (start, stop) in wanted.items():
             cache.store(key, pa.py_buffer(b"?" * (stop - start)))
@@ -240,7 +240,7 @@ class TestDamage:
     def test_a_damaged_source_is_named_as_without_a_cache(self, tmp_path, cache):
         path = write(tmp_path / "a.parquet", ids(0, 100), compression="zstd")
         source = open_parquet(path, cache=cache)
-        [(start, stop)] = source.row_group(0).ranges(["value"]).values()
+        [(start, stop)] = source.part(0).ranges(["value"]).values()
         content = bytearray(path.read_bytes())
         content[start:stop] = bytes(stop - start)
         path.write_bytes(content)
@@ -251,7 +251,7 @@ class TestDamage:
     def test_a_range_that_the_footer_did_not_tell_comes_from_the_source(self, tmp_path, cache):
         path = write(tmp_path / "a.parquet", ids(0, 100))
         source = open_parquet(path, cache=cache)
-        group = source.row_group(0)
+        group = source.part(0)
         with source._cached.open(group, ["id"]) as file:
             assert file.size() == path.stat().st_size
             whole = path.read_bytes()

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.dataset.catalog import find_files, root_folder
+from penstock.dataset.catalog import FileCatalog, root_folder
 from penstock.errors import DatasetIncomplete, DatasetNotFound
 from tests.dataset.make import ids, write
 
 
 def find(sources, **more):
-    return find_files(sources, **{"storage_options": None, "filesystem": None, **more})
+    return FileCatalog(sources, **more).entries()
 
 
 def relatives(sources, **more):

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.dataset.catalog import find_files
+from penstock.dataset.catalog import FileCatalog
 from penstock.dataset.common_metadata import read_common_metadata, replace_file, update_common_metadata
 from penstock.errors import BadFile
 from tests.dataset.make import write_ids
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def first(path: object, filesystem: object = None):
-    return find_files(str(path), storage_options=None, filesystem=filesystem)[0]
+    return FileCatalog(str(path), filesystem=filesystem).entries()[0]
 
 
 def test_pairs_are_set_replaced_and_removed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.dataset import footers, open_parquet, scan
-from penstock.dataset.footers import FooterCache
+from penstock.dataset.scan import IndexCache
 from penstock.doctor.facts import gather_facts
 from penstock.errors import BadFile
 from penstock.testing.filesystems import RecordingFileSystem
@@ -112,7 +112,7 @@ def test_footers_that_do_not_fit_into_memory_are_not_read_again(tmp_path, monkey
     if bad:  # the files after it get other numbers than they were read under
         (root / "part-2.parquet").write_bytes(b"")
     content = open_parquet(root, on_error="skip").content()
-    monkeypatch.setattr(scan, "FooterCache", functools.partial(FooterCache, 1))
+    monkeypatch.setattr(scan, "IndexCache", functools.partial(IndexCache, 1))
     fs = RecordingFileSystem()
     source = open_parquet(str(root), filesystem=fs, on_error="skip")
     fs.reads.clear()
@@ -120,9 +120,9 @@ def test_footers_that_do_not_fit_into_memory_are_not_read_again(tmp_path, monkey
     assert fs.reads.opened == []
 
 
-@pytest.mark.parametrize("kept_bytes", [footers.CACHE_BYTES, 1])
+@pytest.mark.parametrize("kept_bytes", [scan.CACHE_BYTES, 1])
 def test_opening_does_not_read_column_chunks(tmp_path, monkeypatch, kept_bytes):
-    monkeypatch.setattr(scan, "FooterCache", functools.partial(FooterCache, kept_bytes))
+    monkeypatch.setattr(scan, "IndexCache", functools.partial(IndexCache, kept_bytes))
     root = write_files(tmp_path / "a")
     before, read = footers.ColumnChunks, []
     monkeypatch.setattr(footers, "ColumnChunks", lambda raw: read.append(raw) or before(raw))

@@ -14,10 +14,10 @@ import pytest
 
 import penstock
 from penstock.codecs import NdarrayCodec
-from penstock.dataset import Selection
 from penstock.errors import BadFile, FileChanged
 from penstock.predicates import in_lambda, in_set
 from penstock.schema import Unischema, UnischemaField
+from penstock.source import Selection
 from tests.dataset.make import ids, write, write_ids
 from tests.dataset.test_verify import damage, needs_checksums, write_checked
 

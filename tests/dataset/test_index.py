@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.dataset import Selection, open_parquet
+from penstock.dataset import open_parquet
 from penstock.dataset.common_metadata import read_common_metadata, update_common_metadata
 from penstock.dataset.index import (
     IntersectIndexSelector,
@@ -34,6 +34,7 @@ from penstock.dataset.index_store import (
 )
 from penstock.errors import ColumnNotFound, MetadataError, SchemaError
 from penstock.schema.stored import PETASTORM_INDEX_KEY
+from penstock.source import Selection
 from tests.dataset.filtering import chosen, rows
 from tests.dataset.make import ids, write
 from tests.depth import depth

@@ -100,11 +100,10 @@ class TestFingerprint:
         # Stored in the state of running jobs: changing it refuses their checkpoints.
         from types import SimpleNamespace
 
-        from penstock.dataset.parquet import _fingerprint
+        from penstock.dataset.files import fingerprint_of
 
         files = [SimpleNamespace(relative="a=1/x.parquet"), SimpleNamespace(relative="a=2/\u00e9.parquet")]
-        scan = SimpleNamespace(files=files, sizes=[1000, 2**40], rows=[(3, 4), ()])
-        assert _fingerprint(scan) == "f7eacded9a12e29a2e45e3fd6c7ce8b9"
+        assert fingerprint_of(files, [1000, 2**40], [(3, 4), ()]) == "f7eacded9a12e29a2e45e3fd6c7ce8b9"
 
 
 class TestPartitions:
@@ -206,12 +205,12 @@ class TestReadChunk:
         assert [table["id"][0].as_py() for table in tables] == [10 * chunk for chunk in chunks]
 
     def test_few_footers_are_kept(self, tmp_path):
-        from penstock.dataset.footers import FooterCache
+        from penstock.dataset.scan import IndexCache
 
         source = open_parquet(write_ids(tmp_path, files=6))
-        source._footers = FooterCache(limit_bytes=1)
+        source._indexes = IndexCache(limit_bytes=1)
         assert read_all(source)["id"].to_pylist() == list(range(60))
-        assert len(source._footers._kept) == 1
+        assert len(source._indexes._kept) == 1
 
     def test_two_columns_of_one_name_are_refused(self, tmp_path):
         write(tmp_path / "x.parquet", pa.table([[1], [2]], names=["a", "a"]))
@@ -244,9 +243,9 @@ class TestChangedFiles:
             source.read(5, ["value"])
 
     def test_row_groups_gone_and_footer_forgotten(self, source, tmp_path):
-        from penstock.dataset.footers import FooterCache
+        from penstock.dataset.scan import IndexCache
 
-        source._footers = FooterCache()
+        source._indexes = IndexCache()
         write(tmp_path / "part-1.parquet", ids(10, 20))
         with pytest.raises(BadFile, match=r"3 row groups of 10 rows were known, 1 of 10"):
             source.read(5, ["id"])

@@ -11,15 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 import penstock
+from penstock.dataset.catalog import DataFile, Root
 from penstock.dataset.partitions import cast_partition, find_partitions, keys_of, other_value
 from penstock.doctor import rewrite
 from penstock.errors import BadFile, SchemaError
 
 
+def found_in(paths):
+    return find_partitions([DataFile(Root(LocalFileSystem(), "/data"), path, None) for path in paths])
+
+
 def column(*values: str, name: str = "k"):
-    return find_partitions([f"{name}={value}/x.parquet" for value in values])[name]
+    return found_in([f"{name}={value}/x.parquet" for value in values])[name]
 
 
 def test_keys_are_decoded():
@@ -58,14 +64,14 @@ def test_null_partitions():
 
 
 def test_a_file_without_the_key_is_null():
-    found = find_partitions(["x.parquet", "k=1/x.parquet", "k=1/j=a/x.parquet"])
+    found = found_in(["x.parquet", "k=1/x.parquet", "k=1/j=a/x.parquet"])
     assert list(found) == ["k", "j"]
     assert found["k"].values.to_pylist() == [None, 1, 1]
     assert found["j"].values.to_pylist() == [None, None, "a"]
 
 
 def test_constants():
-    found = find_partitions(["k=1/j=a/x", "k=2/j=__HIVE_DEFAULT_PARTITION__/x"])
+    found = found_in(["k=1/j=a/x", "k=2/j=__HIVE_DEFAULT_PARTITION__/x"])
     assert found["k"].constant(1, 3).equals(pa.array([2, 2, 2], pa.int64()))
     assert found["j"].constant(0, 2).equals(pa.array(["a", "a"]))
     assert found["j"].constant(1, 2).equals(pa.array([None, None], pa.string()))
@@ -153,8 +159,10 @@ def test_a_number_beyond_all_floats_is_not_infinite(text, kind):
 def test_numbers_and_text_import_no_pandas(tmp_path):
     (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was imported')")
     code = (
+        "from penstock.dataset.catalog import DataFile\n"
         "from penstock.dataset.partitions import find_partitions\n"
-        "found = find_partitions(['k=1/t=a/x', 'k=2/t=__HIVE_DEFAULT_PARTITION__/x'])\n"
+        "paths = ['k=1/t=a/x', 'k=2/t=__HIVE_DEFAULT_PARTITION__/x']\n"
+        "found = find_partitions([DataFile(None, path, None) for path in paths])\n"
         "print([found[name].constant(file, 2).to_pylist() for name in 'kt' for file in (0, 1)])\n"
     )
     paths = os.pathsep.join([str(tmp_path), *sys.path])

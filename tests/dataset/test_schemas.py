@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.codecs import NdarrayCodec, ScalarCodec
 from penstock.dataset import open_parquet
-from penstock.dataset.resolve_schema import Known, decide_columns
+from penstock.dataset.columns import Known, decide_columns
 from penstock.dataset.unify_types import same_values
 from penstock.errors import BadFile, CodecError, ColumnNotFound, MetadataError, SchemaError, UnsupportedType
 from penstock.petastorm.etl.dataset_metadata import get_schema
@@ -127,7 +127,7 @@ class TestAgreement:
         def cast_column(*_):
             raise pa.ArrowInvalid("offsets do not fit")
 
-        monkeypatch.setattr("penstock.dataset.parquet.cast_column", cast_column)
+        monkeypatch.setattr("penstock.dataset.files.cast_column", cast_column)
         with ds.loader(batch_size=2, on_error="skip") as loader, pytest.raises(SchemaError, match=r"'c'.*b\.parquet"):
             list(loader)
 
@@ -461,7 +461,7 @@ class TestSummary:
         write(root / "part-1.parquet", ids(0, 500), rows_per_group=100)
         source, _ = self.opened(root)
         if source.facts.chunk_rows.sum() == 80:  # not among the samples
-            with pytest.raises(BadFile, match="`_metadata` is older"):
+            with pytest.raises(BadFile, match=r"`_metadata`\) is outdated"):
                 source.read(3, ["id"])
 
     def test_a_damaged_one_is_not_used(self, root):

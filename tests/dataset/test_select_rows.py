@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.dataset import Selection, open_parquet
+from penstock.dataset import open_parquet
 from penstock.dataset.row_filter import RowFilter, evaluate
 from penstock.dataset.select_rows import BLOCK_BYTES
 from penstock.dataset.statistics import judge
@@ -26,6 +26,7 @@ from penstock.predicates import (
     in_reduce,
     in_set,
 )
+from penstock.source import Selection
 from penstock.testing import RecordingFileSystem
 from tests.dataset.filtering import chosen, kept, rows
 from tests.dataset.make import ids, write, write_ids

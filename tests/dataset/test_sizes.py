@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.dataset import open_parquet
-from penstock.dataset.sizes import fixed_bytes
+from penstock.dataset.files import fixed_bytes
 from penstock.errors import StoreUnavailable
 from penstock.testing import FaultyFileSystem, RecordingFileSystem, TransientFaults
 from tests.dataset.make import write

@@ -16,7 +16,7 @@ from pyarrow.fs import LocalFileSystem
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
-from penstock.dataset.catalog import find_files
+from penstock.dataset.catalog import FileCatalog
 from penstock.dataset.common_metadata import update_common_metadata
 from penstock.doctor import rewrite
 from penstock.errors import BadFile, DatasetExists, DatasetIncomplete, PlanError
@@ -136,7 +136,7 @@ def test_other_metadata_is_kept_and_an_index_is_not(frames: Path, tmp_path: Path
     from penstock.petastorm.etl.rowgroup_indexing import build_rowgroup_index
 
     build_rowgroup_index(f"file://{frames}", None, [SingleFieldIndexer("by_id", "id")])
-    update_common_metadata(find_files(frames, storage_options=None, filesystem=None)[0], {b"mine": b"kept"})
+    update_common_metadata(FileCatalog(frames).entries()[0], {b"mine": b"kept"})
     with caplog.at_level(logging.WARNING):
         rewrite(frames, tmp_path / "out")
     assert "build it again" in caplog.text

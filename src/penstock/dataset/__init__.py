@@ -6,6 +6,5 @@ columns, and nothing here decodes a cell, knows an order or holds a thread longe
 
 from penstock.dataset.columns import pick_columns
 from penstock.dataset.parquet import ParquetSource, as_parquet, open_parquet
-from penstock.dataset.selection import Selection
 
-__all__ = ["ParquetSource", "Selection", "as_parquet", "open_parquet", "pick_columns"]
+__all__ = ["ParquetSource", "as_parquet", "open_parquet", "pick_columns"]

@@ -55,10 +55,10 @@ class CachedFiles:
 
     def _wanted(self, group: StoredRowGroup, names: Sequence[str]) -> dict[str, Range]:
         """Return the keys of these columns, and where their bytes lie."""
-        digest, leaves = self._look(group), group.footer.chunks.leaves
+        digest, leaves = self._look(group), group.index.chunks.leaves
         wanted = {}
         for leaf, (start, stop) in group.ranges(names).items():
-            place = f"{group.index}:{start}:{stop}:{leaves[leaf].path}".encode("utf-8", "surrogateescape")
+            place = f"{group.number}:{start}:{stop}:{leaves[leaf].path}".encode("utf-8", "surrogateescape")
             wanted[hashlib.blake2b(digest + place, digest_size=16).hexdigest()] = start, stop
         return wanted
 
@@ -74,7 +74,7 @@ class CachedFiles:
                 group.check()
             sums = hashlib.blake2b(digest_size=16)
             place = f"{fs.type_name}://{path}".encode("utf-8", "surrogateescape")
-            for part in (place, str(group.size).encode(), found.lasting_version.encode(), group.footer.raw):
+            for part in (place, str(group.size).encode(), found.lasting_version.encode(), group.index.raw):
                 sums.update(len(part).to_bytes(8, "little"))
                 sums.update(part)
             digest = self._digests[id(group.file)] = sums.digest()

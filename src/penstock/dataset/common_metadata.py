@@ -47,7 +47,7 @@ def update_common_metadata(first: DataFile, changes: Mapping[bytes, bytes | None
     pairs.update({key: value for key, value in changes.items() if value is not None})
     for key in [key for key, value in changes.items() if value is None]:
         pairs.pop(key, None)
-    columns = (before or _footer(root, SUMMARY_METADATA) or read_footer(first)[0].arrow).schema.to_arrow_schema()
+    columns = (before or _footer(root, SUMMARY_METADATA) or read_footer(first).arrow).schema.to_arrow_schema()
     schema = columns.with_metadata(pairs)
     replace_file(root, COMMON_METADATA, lambda sink: pq.write_metadata(schema, sink))
 
@@ -63,7 +63,7 @@ def replace_file(root: Root, name: str, fill: Callable[[Any], None]) -> None:
 def _footer(root: Root, name: str) -> Any:
     file = DataFile(root, name, None)
     # Asked for now: `root.names` is what was there when the dataset was listed.
-    return read_footer(file)[0].arrow if has_file(root.store, file.path) else None
+    return read_footer(file).arrow if has_file(root.store, file.path) else None
 
 
 def _pairs(footer: Any) -> dict[bytes, bytes]:

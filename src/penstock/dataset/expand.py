@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.sizes import known_bytes, plain_bytes, value_lengths
+from penstock.dataset.sizes import known_bytes, leaf_paths, plain_bytes, value_lengths
 from penstock.errors import BudgetError
 from penstock.schema.arrow import flatten_structs
 
@@ -55,7 +55,7 @@ class Measure:
         if self._bytes > self._limit:
             group = self._group
             raise BudgetError(
-                f"{group.file.path}, row group {group.index}: its columns take {int(self._bytes):,} bytes or more in "
+                f"{group.file.path}, row group {group.number}: its columns take {int(self._bytes):,} bytes or more in "
                 f"memory, counted up to {column!r}, where memory_bytes leaves {self._limit:,} for one row group; raise "
                 "memory_bytes, leave large columns out, or write smaller row groups",
                 least=int(self._bytes),
@@ -88,7 +88,7 @@ def unknown_sizes(group: StoredRowGroup, names: Sequence[str]) -> Unknown | None
     varying = [] if limit is None else [name for name in names if name in limit.varying]
     if limit is None or not varying:
         return None
-    chunks, measure = group.footer.chunks, Measure(group, limit)
+    chunks, measure = group.index.chunks, Measure(group, limit)
     unknown: list[tuple[str, float]] = []
     for name in varying:
         known = known_bytes(group, name)
@@ -96,9 +96,9 @@ def unknown_sizes(group: StoredRowGroup, names: Sequence[str]) -> Unknown | None
             measure.add(known, name)
             continue
         leaves = chunks.below(name)
-        stored = np.maximum(0, chunks.uncompressed_bytes[group.index, leaves]).astype(np.float64)
+        stored = np.maximum(0, chunks.uncompressed_bytes[group.number, leaves]).astype(np.float64)
         # No value is longer than its column chunk, dictionary included.
-        unknown.append((name, float((chunks.num_values[group.index, leaves] * stored).sum())))
+        unknown.append((name, float((chunks.num_values[group.number, leaves] * stored).sum())))
     large = [name for name, most in unknown if most > measure.left / len(unknown)]
     if not large:
         return None
@@ -135,10 +135,10 @@ def in_slices(reader: Any, group: StoredRowGroup, name: str, measure: Measure) -
     Raises:
         BudgetError: it takes more than the limit; nothing was expanded beyond it.
     """
-    stored = flatten_structs(group.footer.arrow.schema.to_arrow_schema().empty_table())
+    stored = flatten_structs(group.index.arrow.schema.to_arrow_schema().empty_table())
     kind = stored.schema.field(name).type
     slices: list[pa.Array] = []
-    for batch in reader.iter_batches(_SLICE_ROWS, row_groups=[group.index], columns=[name], use_threads=False):
+    for batch in reader.iter_batches(_SLICE_ROWS, row_groups=[group.number], columns=[name], use_threads=False):
         column = flatten_structs(pa.Table.from_batches([batch])).column(name)
         if column.type != kind:
             measure.add(sum(map(plain_bytes, column.chunks)), name)
@@ -149,3 +149,19 @@ def in_slices(reader: Any, group: StoredRowGroup, name: str, measure: Measure) -
     if not slices:
         raise pa.ArrowInvalid("no rows came")
     return pa.table({name: pa.chunked_array(slices)}).combine_chunks()
+
+
+def read_unknown(group: StoredRowGroup, names: Sequence[str], unknown: Unknown) -> pa.Table:
+    """Read columns some of which may be too large for memory."""
+    at_once = [name for name in names if name not in unknown.sliced]
+    dictionaries = [*unknown.flat, *leaf_paths(group, unknown.sliced)]
+    with group.opened(names) as stream:
+        reader = group.reader(stream, read_dictionary=dictionaries)
+        tables = [reader.read_row_group(group.number, columns=at_once, use_threads=False)] if at_once else []
+        tables += [in_slices(reader, group, name, unknown.measure) for name in unknown.sliced]
+    columns: dict[str, pa.ChunkedArray] = {}
+    for table in map(flatten_structs, tables):
+        columns |= dict(zip(table.column_names, table.columns, strict=True))
+    for name in unknown.flat:
+        columns[name] = expanded(columns[name], name, unknown.measure)
+    return pa.table({name: columns[name] for name in names})

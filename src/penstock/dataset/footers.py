@@ -1,44 +1,37 @@
-"""Read Parquet footers, keep a few of them, and explain what is wrong with a file that has none.
+"""The footer of a Parquet file: the index of its row groups, read from the end of the file.
 
-`parquet` asks here for the footer of a file, at opening for all of them and later again for reading; a footer costs
-about 1 KB of memory for each column of each row group, so only the last ones used are kept. Reads no data pages.
+`ParquetFormat.index` calls `read_footer`, at opening for every file and later again for files whose footer was dropped
+from memory: a footer takes about 1 KB for each column of each row group. Reads no data pages.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import threading
 import zlib
-from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dataset.catalog import MAGIC
+from penstock.dataset.bad_files import bad_file
 from penstock.dataset.column_chunks import ColumnChunks
+from penstock.dataset.format import Seen
 from penstock.dataset.thrift import ThriftError
 from penstock.errors import BadFile, FileChanged, StoreError
-from penstock.storage.filesystem import is_utf8
-from penstock.storage.store import has_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Mapping, Sequence
 
     from penstock.dataset.catalog import DataFile
 
-CACHE_BYTES = 64 << 20
 _LEAST_BYTES = 12
 """Magic, length of the footer, magic: a shorter file is no Parquet."""
 _TAIL_BYTES = 64 << 10
 """Read at once from the end of a file: most footers are shorter, and a second read is a second round trip."""
 _END_BYTES = 8
 """Length of the footer and magic, behind it."""
+_MOST_ROWS = 1 << 40
+"""Of one row group. Damaged footers claim more, and then the sum of all rows may not fit into 64 bits."""
 READ_ERRORS = (
     pa.ArrowInvalid,
     pa.ArrowNotImplementedError,
@@ -52,40 +45,23 @@ READ_ERRORS = (
 )
 """What a damaged file makes pyarrow raise; running out of memory or Ctrl-C is not among them."""
 READ_OPTIONS: dict[str, Any] = {"pre_buffer": False}
-"""Options of every `ParquetFile` that reads pages with a footer at hand."""
+"""Options of every `ParquetFile` that reads pages with a footer in memory."""
 if "arrow_extensions_enabled" in inspect.signature(pq.ParquetFile.__init__).parameters:
     # Columns of Parquet's JSON and UUID types that Arrow did not write would come as extension types, while the
     # footer's schema says that they are text and binary.
     READ_OPTIONS["arrow_extensions_enabled"] = False
 
 
-@dataclass(slots=True)
-class Seen:
-    """What a file was when its footer was read, to notice when it is written again. Never stored."""
-
-    identity: str
-    """`Stat.version` of its store."""
-    footer: int
-    """Checksum of the footer's bytes."""
-    times: int = 1
-    """How many times its identity was another one, the first included."""
-
-    def renew(self, identity: str) -> None:
-        """Take a file with another identity and the same footer for the same file."""
-        self.identity = identity
-        self.times += 1
-
-
 class Footer:
-    """The footer of one file: as pyarrow parses it, for schema and reading, and its column chunks as we read them."""
+    """The footer of one file (a `FileIndex`): as pyarrow parses it, and its column chunks as `ColumnChunks` does."""
 
-    __slots__ = ("_chunks", "arrow", "path", "seen", "tail")
+    __slots__ = ("_chunks", "_paths", "arrow", "path", "seen", "size", "tail")
 
-    def __init__(self, tail: bytes, path: str, identity: str) -> None:
+    def __init__(self, tail: bytes, path: str, identity: str, size: int) -> None:
         """Parse a footer; `tail` ends with its bytes, their length and the magic. `identity`: see `Seen`.
 
         Raises:
-            READ_ERRORS: the bytes are not a footer.
+            READ_ERRORS: The bytes are not a footer.
         """
         # Every element takes a byte or more. pyarrow allocates what a length announces before it reads the elements.
         most = max(1, len(tail))
@@ -101,19 +77,74 @@ class Footer:
         self.seen = Seen(identity, zlib.crc32(self.tail))  # five times as fast as a digest: footers may be megabytes
         """What its file was when it was read."""
         self.path = path
+        self.size = size
+        """Bytes of the file."""
         self._chunks: ColumnChunks | None = None
+        self._paths: list[str] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the file, without metadata."""
+        return self.arrow.schema.to_arrow_schema().remove_metadata()
+
+    @property
+    def metadata(self) -> Mapping[bytes, bytes]:
+        """Key-value metadata of the file."""
+        return self.arrow.metadata or {}
+
+    @property
+    def part_rows(self) -> Sequence[int]:
+        """Rows of each row group; BadFile for a number that no row group can have."""
+        rows = tuple([self.arrow.row_group(i).num_rows for i in range(self.arrow.num_row_groups)])
+        wrong = [num_rows for num_rows in rows if not 0 <= num_rows <= _MOST_ROWS]
+        if wrong:
+            raise self.damaged(f"a row group of {wrong[0]} rows")
+        return rows
+
+    @property
+    def part_bytes(self) -> Sequence[int]:
+        """Bytes of each row group before compression, as its writer says, which may be 0."""
+        return tuple([self.arrow.row_group(i).total_byte_size for i in range(self.arrow.num_row_groups)])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the parsed footer takes, approximately."""
+        return 1024 * (1 + int(self.arrow.num_columns) * max(1, int(self.arrow.num_row_groups))) + len(self.tail)
+
+    def same_schema(self, other: Footer) -> bool:
+        """Tell whether two footers have the same columns; compares Parquet's schema, which takes microseconds.
+
+        The Arrow schema beside it has types that Parquet lacks, such as durations and time zones. Paths are compared
+        too, since `ParquetSchema.equals` takes the structs s.a and t.a for the same.
+        """
+        key = b"ARROW:schema"
+        return bool(
+            self.metadata.get(key) == other.metadata.get(key)
+            and self.arrow.schema.equals(other.arrow.schema)
+            and self._leaf_paths() == other._leaf_paths()
+        )
+
+    def _leaf_paths(self) -> list[str]:
+        if self._paths is None:
+            schema = self.arrow.schema
+            self._paths = [schema.column(index).path for index in range(len(schema))]
+        return self._paths
 
     @property
     def raw(self) -> bytes:
         """The bytes of the footer, copied: they may be megabytes."""
         return self.tail[:-_END_BYTES]
 
+    def pack(self) -> bytes:
+        """Return the bytes of the footer, compressed: about a fortieth of `memory_bytes`, enough for a summary."""
+        return zlib.compress(self.raw, 1)
+
     @property
     def chunks(self) -> ColumnChunks:
-        """What the footer says about its column chunks. Read on first use, which takes a while for large footers.
+        """What the footer says about its column chunks. Parsed on first use, which takes a while for large footers.
 
         Raises:
-            BadFile: the footer is damaged there.
+            BadFile: The footer is damaged there.
         """
         if self._chunks is None:
             try:
@@ -122,12 +153,9 @@ class Footer:
                 raise self.damaged(exc) from exc
         return self._chunks
 
-    def summary(self) -> FooterSummary:
-        """Return what is kept for every file; reads the column chunks, or takes them where they have been read."""
-        try:
-            return FooterSummary.of(self.chunks)
-        except BadFile:
-            return FooterSummary.of_bytes(self.raw)
+    def check(self) -> None:
+        """Parse the column chunks too; BadFile if the footer is damaged there."""
+        _ = self.chunks
 
     def damaged(self, wrong: object) -> BadFile:
         """Return the error for a footer that can be parsed and contradicts itself."""
@@ -138,91 +166,12 @@ class Footer:
         )
 
 
-class FooterSummary(NamedTuple):
-    """What all footers are looked at for: small enough to be kept for every file."""
-
-    content: bytes
-    """Digest of offsets, sizes and statistics of all column chunks. Changing how breaks resumed runs."""
-    paths: list[str]
-    """Of the leaves; none where the footer is damaged."""
-    nulls: NDArray[np.int64]
-    """Nulls and null elements of each row group and leaf: an array of shape (2, row groups, leaves)."""
-
-    @classmethod
-    def of(cls, chunks: ColumnChunks, groups: Sequence[int] | slice = slice(None)) -> FooterSummary:
-        """Return the summary of row groups: all of a footer, or those of one file in `_metadata`."""
-        digests = chunks.digests[groups] if isinstance(groups, slice) else [chunks.digests[group] for group in groups]
-        content = hashlib.blake2b(b"".join(digests), digest_size=16).digest()
-        nulls = np.stack([chunks.null_count[groups], chunks.null_elements()[groups]])
-        return cls(content, [leaf.path for leaf in chunks.leaves], nulls)
-
-    @classmethod
-    def of_bytes(cls, raw: bytes) -> FooterSummary:
-        """Return the summary of a footer; of a damaged one, whose error is raised by reading, a digest of its bytes."""
-        try:
-            return cls.of(ColumnChunks(raw))
-        except ThriftError:
-            return cls(hashlib.blake2b(raw, digest_size=16).digest(), [], np.empty((2, 0, 0), np.int64))
-
-
-class FooterCache:
-    """The footers used last, up to a number of bytes; safe for threads."""
-
-    def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
-        self.summaries: dict[int, FooterSummary] = {}
-        """Of files whose footers were not read because `_metadata` has them."""
-        self.packed: dict[int, bytes] = {}
-        """The bytes of footers that were dropped, compressed: a fortieth of what they took, so that they need not be
-        fetched again for their summaries."""
-        self._limit = limit_bytes
-        self._used = 0
-        self._kept: OrderedDict[int, Footer] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, file: int) -> Footer | None:
-        """Return the footer of that file if it is kept, and mark it as used."""
-        with self._lock:
-            footer = self._kept.get(file)
-            if footer is not None:
-                self._kept.move_to_end(file)
-            return footer
-
-    def put(self, file: int, footer: Footer) -> None:
-        """Keep a footer; of the ones unused longest only their bytes stay."""
-        dropped: list[tuple[int, Footer]] = []
-        with self._lock:
-            if file in self._kept:
-                return
-            self._kept[file] = footer
-            self._used += footer_bytes(footer)
-            while self._used > self._limit and len(self._kept) > 1:
-                dropped.append(self._kept.popitem(last=False))
-                self._used -= footer_bytes(dropped[-1][1])
-        for old, gone in dropped:
-            if old not in self.summaries and old not in self.packed:
-                self.packed[old] = zlib.compress(gone.raw, 1)
-
-    def summary(self, file: int) -> FooterSummary | None:
-        """Return the summary of a footer; None if it was never read. Costs 3 to 15 microseconds a column chunk."""
-        if file in self.summaries:
-            return self.summaries[file]
-        footer = self.get(file)
-        if footer is None and file not in self.packed:
-            return None
-        return FooterSummary.of_bytes(zlib.decompress(self.packed[file])) if footer is None else footer.summary()
-
-
-def footer_bytes(footer: Footer) -> int:
-    """Estimate the memory that a parsed footer takes."""
-    return 1024 * (1 + int(footer.arrow.num_columns) * max(1, int(footer.arrow.num_row_groups))) + len(footer.tail)
-
-
-def read_footer(file: DataFile) -> tuple[Footer, int]:
-    """Return the footer of a file and the file's size.
+def read_footer(file: DataFile) -> Footer:
+    """Return the footer of a file.
 
     Raises:
-        BadFile: it cannot be read; names the file, what was found and the cure.
-        StoreUnavailable, StoreRefused: its store does not answer, or denies access.
+        BadFile: It cannot be read; names the file, what was found and the cure.
+        StoreUnavailable, StoreRefused: Its store does not answer, or denies access.
     """
     if file.size is not None and file.size < _LEAST_BYTES:
         raise bad_file(file, None)
@@ -233,7 +182,7 @@ def read_footer(file: DataFile) -> tuple[Footer, int]:
         if whole > len(data):
             [found] = store.read_ranges(file.path, [(tail.size - whole, tail.size)], version=tail.version)
             data = found.to_pybytes()
-        return Footer(data, file.path, tail.version), tail.size
+        return Footer(data, file.path, tail.version, tail.size)
     except (FileChanged, StoreError):
         raise
     except READ_ERRORS as exc:
@@ -243,44 +192,3 @@ def read_footer(file: DataFile) -> tuple[Footer, int]:
 def _length(tail: bytes) -> int:
     """Return the bytes of the footer in front of length and magic."""
     return int.from_bytes(tail[-_END_BYTES:-4], "little")
-
-
-def bad_file(file: DataFile, cause: Exception | None) -> BadFile:
-    """Return the error for a file without a usable footer; reads its first and last bytes again."""
-    wrong, cure = _diagnose(file, cause)
-    return BadFile(f"{file.path} cannot be read as Parquet: {wrong}; {cure}", path=file.path)
-
-
-def _diagnose(file: DataFile, cause: Exception | None) -> tuple[str, str]:
-    """Return what is wrong with a file and what to do about it."""
-    cure = "write it again or delete it, or open with on_error='skip' to leave it out"
-    if not is_utf8(file.path):
-        return "its name is not UTF-8, which pyarrow cannot open", "rename it, or open with on_error='skip'"
-    if isinstance(cause, FileNotFoundError) or (
-        file.size == 0 and cause is None and not has_file(file.root.store, file.path)
-    ):
-        return "it is not there (deleted, or a link to nothing)", "fetch or write it again, or open the dataset again"
-    if file.size == 0:
-        return "it has 0 bytes", cure
-    head, tail = _ends(file)
-    found = f"{file.size} bytes, begins with {head!r} and ends with {tail!r}"
-    if head != MAGIC and head[:3] != b"PAR":
-        return f"{found}, where Parquet begins and ends with {MAGIC!r}", f"{cure}; other formats are not read"
-    if tail == b"PARE":
-        return f"{found}: its footer is encrypted", "decrypt it first"
-    if tail != MAGIC:
-        return f"{found}, where Parquet ends with {MAGIC!r}: it is truncated", cure
-    return f"{found}, and its footer is damaged ({cause or 'too short'})", cure
-
-
-def _ends(file: DataFile) -> tuple[bytes, bytes]:
-    """Return the first and last four bytes, empty where they cannot be read."""
-    store = file.root.store
-    try:
-        end = store.read_tail(file.path, 4)
-        [begin] = store.read_ranges(file.path, [(0, min(4, end.size))])
-        return bytes(begin), end.data
-    except StoreError:
-        raise
-    except OSError:
-        return b"", b""

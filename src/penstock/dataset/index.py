@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.dataset.index_store import load_indexes
-from penstock.dataset.selection import Selection
 from penstock.errors import MetadataError, close_names
+from penstock.source import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,7 @@
-"""Read partition values from `key=value` folder names, type them, and make columns of them.
+"""Partition columns: read their values from `key=value` folder names, type them, and make columns of them.
 
-`parquet` hands over relative paths and gets for each key a value per file; `constant` makes the column of one chunk.
-Datasets that Penstock wrote store the types of their partition columns; for others the texts decide, or a schema.
-Knows no files: everything is in the path.
+`find_partitions` returns for each key one value per file; `Partition.constant` makes the column of a chunk. Datasets
+that Penstock wrote store the types of their partition columns; for others the texts decide, or a schema. Opens no file.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from penstock.codecs.arrow_kinds import scalar_dtype
 from penstock.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from penstock.dataset.catalog import DataFile
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
@@ -79,7 +80,7 @@ def _validity(values: Sequence[Any]) -> pa.Buffer | None:
 
 
 def keys_of(relative: str) -> dict[str, str | None]:
-    """Return the keys and undecided values in a path; the same key twice is the inner one.
+    """Return the keys and their untyped values in a path; of a key that occurs twice, the inner value.
 
     >>> keys_of("year=2024/city=S%C3%A3o/part-0.parquet")
     {'year': '2024', 'city': 'São'}
@@ -92,15 +93,38 @@ def keys_of(relative: str) -> dict[str, str | None]:
     return found
 
 
-def find_partitions(relatives: Sequence[str]) -> dict[str, Partition]:
-    """Return the partition columns of files at these relative paths, in the order in which the keys appear."""
-    by_folder: dict[str, dict[str, str | None]] = {}
-    folders = [relative.rpartition("/")[0] for relative in relatives]
-    for folder in folders:
-        if folder not in by_folder:
-            by_folder[folder] = keys_of(folder + "/")
-    names = list(dict.fromkeys(key for keys in by_folder.values() for key in keys))
-    return {name: _typed(name, [by_folder[folder].get(name) for folder in folders]) for name in names}
+def find_partitions(files: Sequence[DataFile]) -> dict[str, Partition]:
+    """Return the columns that are constant in each file, in the order in which their names appear.
+
+    They are those that the catalog gives, or else the keys of the folders in the path.
+    """
+    by_folder: dict[str, Mapping[str, str | None]] = {}
+    found: list[Mapping[str, str | None]] = []
+    for file in files:
+        folder = file.relative.rpartition("/")[0]
+        if file.constants is None and folder not in by_folder:
+            by_folder[folder] = keys_of(f"{folder}/")
+        found.append(by_folder[folder] if file.constants is None else file.constants)
+    names = dict.fromkeys(key for keys in {id(keys): keys for keys in found}.values() for key in keys)
+    return {name: _typed(name, [keys.get(name) for keys in found]) for name in names}
+
+
+def partition_types_of(stored: Sequence[tuple[Mapping[str, pa.DataType], str]]) -> dict[str, pa.DataType]:
+    """Return the types with which partition columns were written; `stored` has those that files store, and which do.
+
+    Raises:
+        SchemaError: Files were written with different types.
+    """
+    found: dict[str, tuple[pa.DataType, str]] = {}
+    for types, path in stored:
+        for name, kind in types.items():
+            known, where = found.setdefault(name, (kind, path))
+            if known != kind:
+                raise SchemaError(
+                    f"the files disagree: the partition column {name!r} was written as {kind} in {path} but as "
+                    f"{known} in {where}; open them apart, or give {name!r} one type through schema="
+                )
+    return {name: kind for name, (kind, _) in found.items()}
 
 
 def _typed(name: str, texts: list[str | None]) -> Partition:

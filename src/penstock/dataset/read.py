@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dataset.expand import expanded, in_slices, unknown_sizes
-from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS, read_footer
-from penstock.dataset.sizes import leaf_paths
+from penstock.dataset.expand import read_unknown, unknown_sizes
+from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS, Footer, read_footer
+from penstock.dataset.format import OTHER_INDEX, REOPEN, FilePart
 from penstock.errors import BadFile, FileChanged, StoreError
 from penstock.schema.arrow import flatten_structs
 from penstock.storage.faults import attempt
@@ -29,16 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.dataset.cached import CachedFiles
-    from penstock.dataset.catalog import DataFile
-    from penstock.dataset.expand import MemoryLimit, Unknown
-    from penstock.dataset.footers import Footer, Seen
+    from penstock.dataset.expand import MemoryLimit
     from penstock.storage.store import Range
 
 CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15
 """Whether this pyarrow can verify page checksums."""
-REOPEN = "open the dataset again"
 GONE = "the file is not there any more"
-OTHER_FOOTER = "the file has changed: it was written again since the dataset was opened"
 
 
 class FileTouched(OSError):
@@ -49,17 +45,10 @@ class FileTouched(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRowGroup:
+class StoredRowGroup(FilePart):
     """One row group of a file, to be read from its store."""
 
-    file: DataFile
-    size: int
-    """Bytes of the file when the dataset was opened."""
-    footer: Footer
-    seen: Seen
-    """What the file was when its footer was read."""
-    index: int
-    num_rows: int
+    index: Footer
     cached: CachedFiles | None = None
     """What to read through; None: straight from the file."""
     watched: bool = True
@@ -110,14 +99,19 @@ class StoredRowGroup:
         """Return the file for pyarrow's readers, with ranges of it that were fetched already, each by its start."""
         return open_ranges(held, self.size, lambda part: self.fetch([part])[0])
 
+    def reader(self, stream: Any, **more: Any) -> pq.ParquetFile:
+        """Return pyarrow's reader of an opened file, with the footer at hand; not safe for threads."""
+        options = {**READ_OPTIONS, **verifying(verify=self.verify), **more}
+        return pq.ParquetFile(stream, metadata=self.index.arrow, **options)
+
     def ranges(self, names: Sequence[str]) -> dict[int, Range]:
         """Return the bytes of the column chunks of these columns, by the number of the leaf.
 
         Column chunks outside of the file are left out: the footer is damaged, as pyarrow will say.
         """
-        chunks = self.footer.chunks
+        chunks = self.index.chunks
         leaves = sorted({leaf for name in names for leaf in chunks.below(name)})
-        found = {leaf: chunks.range_of(self.index, leaf) for leaf in leaves}
+        found = {leaf: chunks.range_of(self.number, leaf) for leaf in leaves}
         return {leaf: (start, stop) for leaf, (start, stop) in found.items() if 0 <= start < stop <= self.size}
 
     def fetch(self, ranges: Sequence[Range]) -> list[Any]:
@@ -144,15 +138,15 @@ class StoredRowGroup:
         try:
             if not self.watched or self.file.root.store.stat(self.file.path).version == self.seen.identity:
                 return
-            footer, size = read_footer(self.file)
+            footer = read_footer(self.file)
         except FileNotFoundError as exc:
             raise self.bad(GONE, REOPEN) from exc
         except BadFile as exc:
-            raise self.changed(f"{OTHER_FOOTER}, and now {exc}") from exc
-        if size != self.size:
-            raise self.resized(size)
-        if footer.seen.footer != self.seen.footer:
-            raise self.changed(OTHER_FOOTER)
+            raise self.changed(f"{OTHER_INDEX}, and now {exc}") from exc
+        if footer.size != self.size:
+            raise self.resized(footer.size)
+        if footer.seen.checksum != self.seen.checksum:
+            raise self.changed(OTHER_INDEX)
         self.seen.renew(footer.seen.identity)
         raise FileTouched(self.file.path)
 
@@ -162,12 +156,12 @@ class StoredRowGroup:
 
     def changed(self, wrong: str) -> FileChanged:
         """Return the error for a file that is not the one that was opened."""
-        return FileChanged(f"{self._place}: {wrong}; {REOPEN}", path=self.file.path, row_group=self.index)
+        return FileChanged(f"{self._place}: {wrong}; {REOPEN}", path=self.file.path, row_group=self.number)
 
     def bad(self, wrong: str, cure: str, *, column: str | None = None) -> BadFile:
         """Return the error that names this row group."""
         place = self._place + (f", column {column!r}" if column else "")
-        return BadFile(f"{place}: {wrong}; {cure}", path=self.file.path, row_group=self.index, column=column)
+        return BadFile(f"{place}: {wrong}; {cure}", path=self.file.path, row_group=self.number, column=column)
 
     @property
     def url(self) -> str:
@@ -176,7 +170,7 @@ class StoredRowGroup:
 
     @property
     def _place(self) -> str:
-        return f"{self.file.path}, row group {self.index}"
+        return f"{self.file.path}, row group {self.number}"
 
 
 def read_columns(group: StoredRowGroup, names: Sequence[str]) -> pa.Table:
@@ -211,35 +205,14 @@ def read_columns(group: StoredRowGroup, names: Sequence[str]) -> pa.Table:
 def _read(group: StoredRowGroup, names: Sequence[str]) -> pa.Table:
     unknown = None if group.limit is None else unknown_sizes(group, names)
     if unknown is not None:
-        return _read_unknown(group, names, unknown)
+        return read_unknown(group, names, unknown)
     with group.opened(names) as stream:
-        table = _reader(group, stream).read_row_group(group.index, columns=list(names), use_threads=False)
+        table = group.reader(stream).read_row_group(group.number, columns=list(names), use_threads=False)
     if any("." in name for name in names):
         table = flatten_structs(table)
     if table.column_names == list(names):
         return table
     return table.select(names)
-
-
-def _read_unknown(group: StoredRowGroup, names: Sequence[str], unknown: Unknown) -> pa.Table:
-    """Read columns some of which may be too large for memory."""
-    at_once = [name for name in names if name not in unknown.sliced]
-    dictionaries = [*unknown.flat, *leaf_paths(group, unknown.sliced)]
-    with group.opened(names) as stream:
-        reader = _reader(group, stream, read_dictionary=dictionaries)
-        tables = [reader.read_row_group(group.index, columns=at_once, use_threads=False)] if at_once else []
-        tables += [in_slices(reader, group, name, unknown.measure) for name in unknown.sliced]
-    columns: dict[str, pa.ChunkedArray] = {}
-    for table in map(flatten_structs, tables):
-        columns |= dict(zip(table.column_names, table.columns, strict=True))
-    for name in unknown.flat:
-        columns[name] = expanded(columns[name], name, unknown.measure)
-    return pa.table({name: columns[name] for name in names})
-
-
-def _reader(group: StoredRowGroup, stream: Any, **more: Any) -> pq.ParquetFile:
-    options = {**READ_OPTIONS, **verifying(verify=group.verify), **more}
-    return pq.ParquetFile(stream, metadata=group.footer.arrow, **options)
 
 
 def verifying(*, verify: bool) -> dict[str, bool]:

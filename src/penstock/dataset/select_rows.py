@@ -17,11 +17,11 @@ import numpy as np
 from penstock.codecs.decode import decoded_bytes
 from penstock.dataset.arrow_filter import ArrowFilter
 from penstock.dataset.row_views import ChunkRows
-from penstock.dataset.selection import Selection, pack
 from penstock.dataset.statistics import judge
 from penstock.errors import BadFile, FileChanged
 from penstock.halt import until
 from penstock.progress import progress
+from penstock.source import Selection, pack_mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,4 +109,4 @@ class _ChunkTask:
             return count, None
         keep = np.zeros(num_rows, np.bool_)
         keep[slice(None) if rows is None else rows] = passed
-        return count, pack(keep)
+        return count, pack_mask(keep)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from penstock.codecs.arrow_memory import cells_view, numbers, validity
 from penstock.dataset.column_chunks import OFFSET_BYTES, VALIDITY_BYTES
+from penstock.dataset.footer_statistics import by_file, column_chunks
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.errors import StoreError
 from penstock.storage.faults import attempt
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.dataset.parquet import ParquetSource
     from penstock.dataset.read import StoredRowGroup
 
+_STANDS_OUT = 1.25
+"""A row group that stores more bytes for each row than this times the estimate is looked at more closely."""
 _WHOLE_BYTES = 16 << 20
 """Columns up to this size are measured whole."""
 _SLICE_ROWS = 1024
@@ -39,26 +43,20 @@ _SAMPLE_ROWS = 256
 """Larger ones (images that a writer tried to put in a dictionary) are judged by footer and first rows."""
 
 
-def fixed_bytes(field: pa.Field) -> float | None:
-    """Return the bytes of one value of a fixed-width column, validity included; None: the width varies."""
-    width = _width(field.type)
-    return None if width is None else width + (VALIDITY_BYTES if field.nullable else 0)
-
-
-def _width(arrow_type: pa.DataType) -> float | None:
-    if isinstance(arrow_type, pa.BaseExtensionType):
-        return _width(arrow_type.storage_type)
-    if pa.types.is_null(arrow_type):
-        return 0
-    if pa.types.is_dictionary(arrow_type):
-        return None
-    if pa.types.is_fixed_size_list(arrow_type):
-        inner = _width(arrow_type.value_type)
-        return None if inner is None else inner * arrow_type.list_size
-    try:
-        return float(arrow_type.bit_width) / 8
-    except ValueError:
-        return None
+def add_heavy_chunks(
+    sizes: NDArray[np.float64], source: ParquetSource, columns: Sequence[str], stored_bytes: NDArray[np.int64]
+) -> None:
+    """Raise the estimates of row groups that store unusually many bytes to what their footers say of these columns."""
+    rows = source.facts.chunk_rows.astype(np.float64)
+    heavy = np.flatnonzero(stored_bytes > _STANDS_OUT * rows * source.row_bytes())
+    for file, here in by_file(source.facts, heavy):
+        chunks = column_chunks(source, file)
+        if chunks is None:
+            continue
+        known = chunks.memory_bytes[source.facts.chunk_part[here]]
+        for name in columns:
+            more = known[:, chunks.below(name)].sum(axis=1) - rows[here] * source.row_bytes([name])
+            sizes[here] += np.fmax(more, 0)  # nothing where the footer does not tell
 
 
 def known_bytes(group: StoredRowGroup, name: str) -> float | None:
@@ -67,8 +65,8 @@ def known_bytes(group: StoredRowGroup, name: str) -> float | None:
     Raises:
         BadFile: the footer is damaged.
     """
-    chunks = group.footer.chunks
-    known = float(chunks.memory_bytes[group.index, chunks.below(name)].sum())
+    chunks = group.index.chunks
+    known = float(chunks.memory_bytes[group.number, chunks.below(name)].sum())
     return None if math.isnan(known) else known
 
 
@@ -81,10 +79,10 @@ def variable_bytes(group: StoredRowGroup, name: str) -> float:
     Raises:
         StoreUnavailable, StoreRefused: the store does not answer, or denies access.
     """
-    chunks = group.footer.chunks
+    chunks = group.index.chunks
     leaves = chunks.below(name)
-    footer = float(chunks.uncompressed_bytes[group.index, leaves].sum()) / group.num_rows
-    if chunks.spelled_out[group.index, leaves].all():
+    footer = float(chunks.uncompressed_bytes[group.number, leaves].sum()) / group.num_rows
+    if chunks.spelled_out[group.number, leaves].all():
         return footer + VALIDITY_BYTES
     try:
         return attempt(lambda: _weigh(group, name, footer), group.url)
@@ -127,7 +125,7 @@ def _measure(group: StoredRowGroup, name: str, num_rows: int) -> float:
 
 def _flat_type(group: StoredRowGroup, name: str) -> pa.DataType | None:
     """Return the type as which a column of text or binary is read; None if it is another, or inside a struct."""
-    schema = group.footer.arrow.schema.to_arrow_schema()
+    schema = group.index.arrow.schema.to_arrow_schema()
     kind = schema.field(name).type if name in schema.names else pa.null()
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     return kind if is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else None
@@ -145,7 +143,7 @@ def _expanded_bytes(column: pa.Array, kind: pa.DataType) -> float:
 
 def leaf_paths(group: StoredRowGroup, names: Sequence[str]) -> list[str]:
     """Return the paths of the text and binary inside columns, for pyarrow's `read_dictionary`."""
-    chunks = group.footer.chunks
+    chunks = group.index.chunks
     leaves = [chunks.leaves[index] for name in names for index in chunks.below(name)]
     return [leaf.path for leaf in leaves if leaf.width is None]
 
@@ -184,8 +182,8 @@ def value_lengths(column: pa.DictionaryArray) -> NDArray[np.int64]:
 
 def _slices(stream: Any, group: StoredRowGroup, name: str, num_rows: int, **more: Any) -> Any:
     # Through a buffer, so that the first rows do not cost the whole column.
-    reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS, **more)
-    return reader.iter_batches(num_rows, row_groups=[group.index], columns=[name], use_threads=False)
+    reader = pq.ParquetFile(stream, metadata=group.index.arrow, buffer_size=1 << 20, **READ_OPTIONS, **more)
+    return reader.iter_batches(num_rows, row_groups=[group.number], columns=[name], use_threads=False)
 
 
 def _first(stream: Any, group: StoredRowGroup, name: str, num_rows: int, **more: Any) -> Any:

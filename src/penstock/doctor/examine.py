@@ -11,7 +11,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.parquet import source_of
+from penstock.dataset.columns import resolve_columns
+from penstock.dataset.parquet import ParquetFormat, ParquetSource
 from penstock.doctor import checks
 from penstock.doctor.facts import gather_facts
 from penstock.doctor.labels import check_label, find_label
@@ -99,7 +100,8 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
 def _open(scan: Scan) -> tuple[Source | None, str | None]:
     """Open the dataset, without damaged files; or return why it does not open."""
     try:
-        return source_of(scan, on_error="skip"), None
+        columns = resolve_columns(scan, None, None)
+        return ParquetSource(scan, columns, ParquetFormat(), on_error="skip", version=None), None
     except (SchemaError, MetadataError, BadFile) as error:
         return None, " ".join(str(error).split())
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.catalog import find_files
+from penstock.dataset.catalog import FileCatalog
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, read_common_metadata
 from penstock.dataset.footers import read_footer
-from penstock.dataset.scan import rows_of, scan_files
+from penstock.dataset.parquet import ParquetFormat
+from penstock.dataset.scan import scan_files
 from penstock.errors import BadFile
 from penstock.progress import progress
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
@@ -109,11 +110,11 @@ def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesys
     Raises:
         DatasetNotFound: nothing is there, no Parquet file, or a dataset that is still being written.
     """
-    files = find_files(source, storage_options=storage_options, filesystem=filesystem)
+    files = FileCatalog(source, storage_options, filesystem).entries()
     found: dict[int, FileFacts] = {}
     with progress(len(files), "reading footers", unit="files") as bar:
 
-        def look(file: DataFile, footer: Footer, size: int) -> None:
+        def look(file: DataFile, footer: Footer) -> None:
             schema = footer.arrow.schema.to_arrow_schema()
             plain = {field.name for field in schema if is_plain(field.type)}
             chunks = footer.chunks
@@ -128,15 +129,15 @@ def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesys
                     without[name] = len(lacking), int(chunks.compressed_bytes[lacking, leaf].sum())
             found[id(file)] = FileFacts(
                 path=file.relative,
-                size=size,
-                rows=tuple(rows_of(footer)),
+                size=footer.size,
+                rows=tuple(footer.part_rows),
                 schema=schema.remove_metadata(),
                 stored=bool({SCHEMA_KEY, PETASTORM_SCHEMA_KEY} & set(footer.arrow.metadata or {})),
                 no_statistics=without,
             )
             bar.update()
 
-        scan = scan_files(files, on_error="skip", stored_schemas=True, visit=look)
+        scan = scan_files(files, ParquetFormat(), on_error="skip", stored_schemas=True, visit=look)
     bad = dict(scan.skipped)
     good = [found[id(file)] for file in files if id(file) in found]
     named = [(file.relative, bad[file.path]) for file in files if id(file) not in found]
@@ -177,8 +178,8 @@ def _summary_rows(first: DataFile) -> dict[str, list[int]]:
     from penstock.dataset.catalog import DataFile
 
     try:
-        footer, _ = read_footer(DataFile(first.root, SUMMARY_METADATA, None))
-        groups = zip(footer.chunks.file_paths, rows_of(footer), strict=True)
+        footer = read_footer(DataFile(first.root, SUMMARY_METADATA, None))
+        groups = zip(footer.chunks.file_paths, footer.part_rows, strict=True)
     except BadFile:
         return {}
     rows: dict[str, list[int]] = {}

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileType, LocalFileSystem
 
 from penstock.dataset import open_parquet
-from penstock.dataset.catalog import find_files
+from penstock.dataset.catalog import FileCatalog
 from penstock.dataset.common_metadata import read_common_metadata, update_common_metadata
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.index_store import INDEX_KEY
@@ -153,7 +153,7 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
     # Keep what else was stored beside the dataset, and log what could not be kept.
     more = {key: value for key, value in rows.common.items() if key not in _REPLACED | _INDEXES}
     if more:
-        update_common_metadata(find_files(url, **places)[0], more)
+        update_common_metadata(FileCatalog(url, **places).entries()[0], more)
     if rows.common.keys() & _INDEXES:
         logger.warning("the row-group index of the source was not copied, as row groups have changed; build it again")
     return writer.written
@@ -216,7 +216,7 @@ class StoredRows:
     def __init__(self, url: Any, *, on_error: OnError, **options: Any) -> None:
         self.source = open_parquet(url, on_error=on_error, **options)
         skipped = {path for path, _ in self.source.facts.skipped}
-        found = find_files(url, **options)
+        found = FileCatalog(url, **options).entries()
         self._files = [file for file in found if file.path not in skipped]
         self.places = [(file.root.fs, file.path) for file in found]
         """Filesystem and path of every file, including unreadable ones."""

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.dataset import as_parquet
+from penstock.dataset.files import fixed_bytes
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
-from penstock.dataset.sizes import fixed_bytes
 from penstock.dataset.unify_types import decoded
 from penstock.errors import StoreError
 from penstock.plan import Cursor, EpochPlan, Order, Share
@@ -257,12 +257,12 @@ def _sampled(source: Source, words: list[str]) -> tuple[float, float]:
     total, rows = np.zeros(2), 0
     for chunk in np.unique(np.linspace(0, num_chunks - 1, min(SAMPLES, num_chunks)).astype(np.int64)).tolist():
         try:
-            group, file = as_parquet(source).row_group(chunk), int(source.facts.chunk_file[chunk])
+            group, file = as_parquet(source).part(chunk), int(source.facts.chunk_file[chunk])
             scalars = {name: values[file] for name, values in source.facts.constants.items()}
             # Through a buffer, so that the first rows do not read the whole row group.
             with replace(group, watched=False).opened() as stream:
-                reader = pq.ParquetFile(stream, metadata=group.footer.arrow, buffer_size=1 << 20, **READ_OPTIONS)
-                batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.index], use_threads=False), None)
+                reader = pq.ParquetFile(stream, metadata=group.index.arrow, buffer_size=1 << 20, **READ_OPTIONS)
+                batch = next(reader.iter_batches(SAMPLE_ROWS, row_groups=[group.number], use_threads=False), None)
             if batch is None:
                 raise group.bad("no rows came", "write the file again")
             columns = [column.cast(decoded(column.type)) for column in batch.columns]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.dataset.selection import Selection
     from penstock.engine.engine_stream import Stats
     from penstock.engine.gather import BlockPool
     from penstock.engine.inputs import Column
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.engine.residency import EpochWork
     from penstock.engine.row_arena import Records, Shelf
     from penstock.engine.stages import Batch, Stage
-    from penstock.source import Source
+    from penstock.source import Selection, Source
 
 
 @dataclass(slots=True)

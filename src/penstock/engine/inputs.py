@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.codecs.base import DataframeColumnCodec
-    from penstock.dataset.selection import Selection
     from penstock.options import LoaderOptions, Pool
     from penstock.plan import Cursor, EpochPlan, Share
     from penstock.plan.grouping import Grouping
     from penstock.plan.plan import Plan
     from penstock.schema.unischema import UnischemaField
-    from penstock.source import Source
+    from penstock.source import Selection, Source
 
 Form = Literal["fixed", "cells", "ragged", "objects"]
 

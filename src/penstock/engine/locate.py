@@ -14,10 +14,9 @@ from penstock.errors import BadFile, BudgetError, DecodeError, SchemaError, Stor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.dataset.selection import Selection
     from penstock.engine.gather import Chunk
     from penstock.engine.gather_values import CellLost
-    from penstock.source import Location, Source
+    from penstock.source import Location, Selection, Source
 
 
 @dataclass(frozen=True, slots=True)

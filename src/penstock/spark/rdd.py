@@ -15,10 +15,10 @@ import numpy as np
 from penstock.api import Dataset, dataset_of
 from penstock.codecs.row_values import row_values
 from penstock.dataset.parquet import open_parquet
-from penstock.dataset.selection import Selection
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.rows import row_type
 from penstock.schema.unischema import schema_name
+from penstock.source import Selection
 from penstock.spark.session import context_of
 from penstock.storage import resolve
 

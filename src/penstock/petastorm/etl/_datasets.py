@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.api import Dataset
-from penstock.dataset.catalog import DataFile, find_files
+from penstock.dataset.catalog import DataFile, FileCatalog
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA
 from penstock.dataset.footers import read_footer
 from penstock.dataset.parquet import as_parquet, open_parquet
@@ -31,7 +31,7 @@ def files_at(
 ) -> list[DataFile]:
     """Return the data files at a URL or at several; ValueError for anything that is not a URL."""
     urls = _urls(dataset_url_or_urls, filesystem)
-    return find_files(urls, storage_options=storage_options, filesystem=filesystem)
+    return FileCatalog(urls, storage_options, filesystem).entries()
 
 
 def files_of(dataset: Any) -> list[DataFile]:
@@ -41,7 +41,7 @@ def files_of(dataset: Any) -> list[DataFile]:
     if isinstance(dataset, str | os.PathLike | list | tuple):
         return files_at(dataset)
     if hasattr(dataset, "files") and hasattr(dataset, "filesystem"):
-        return find_files(list(dataset.files), storage_options=None, filesystem=dataset.filesystem)
+        return FileCatalog(list(dataset.files), filesystem=dataset.filesystem).entries()
     raise TypeError(
         f"a dataset is a URL or a list of them, a penstock.Dataset or a pyarrow dataset; got {type(dataset).__name__}"
     )
@@ -77,14 +77,14 @@ def stored_schema(files: list[DataFile]) -> Unischema | None:
     root = files[0].root
     beside = [DataFile(root, name, None) for name in (COMMON_METADATA, SUMMARY_METADATA)]
     for file in [*(file for file in beside if has_file(root.store, file.path)), files[0]]:
-        found = find_schema(read_footer(file)[0].arrow.metadata, path=file.path)
+        found = find_schema(read_footer(file).arrow.metadata, path=file.path)
         if found is not None:
             return found
     return None
 
 
 def _urls(dataset_url_or_urls: Any, filesystem: Any) -> Any:
-    """Return what `find_files` takes; a path without a scheme is let through only with a filesystem of its own."""
+    """Return what `FileCatalog` takes; a path without a scheme is let through only with a filesystem of its own."""
     if isinstance(dataset_url_or_urls, os.PathLike):
         return dataset_url_or_urls
     urls = normalize_dataset_url_or_urls(dataset_url_or_urls)

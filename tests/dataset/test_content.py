@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.dataset import footers, open_parquet, scan
+from penstock.dataset import footer_statistics, footers, open_parquet, scan
 from penstock.dataset.scan import IndexCache
 from penstock.doctor.facts import gather_facts
 from penstock.errors import BadFile
@@ -125,7 +125,8 @@ def test_opening_does_not_read_column_chunks(tmp_path, monkeypatch, kept_bytes):
     monkeypatch.setattr(scan, "IndexCache", functools.partial(IndexCache, kept_bytes))
     root = write_files(tmp_path / "a")
     before, read = footers.ColumnChunks, []
-    monkeypatch.setattr(footers, "ColumnChunks", lambda raw: read.append(raw) or before(raw))
+    for module in (footers, footer_statistics):
+        monkeypatch.setattr(module, "ColumnChunks", lambda raw: read.append(raw) or before(raw))
     source = open_parquet(root)
     assert len(read) == 0
     content = source.content()

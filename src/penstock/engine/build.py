@@ -108,8 +108,8 @@ def index_span(span: Span, num_chunks: int, *, positions: bool) -> None:
     span.chunks = distinct  # last: other threads take a span for indexed once this is there
 
 
-def _split(span: Span) -> Iterator[Span]:
-    """Cut an indexed span of a line order into its batches."""
+def _split(span: Span) -> Iterator[tuple[int, int, int, list[tuple[int, int, int]]]]:
+    """Cut an indexed span of a line order into its batches: the step of each, its items [lo, hi), and their runs."""
     runs = deque(cast("list[tuple[int, int, int]]", span.runs))
     for step in range(span.first_step, span.end_step):
         lo, hi = span.work.start_of(step), span.work.end_of(step)
@@ -121,8 +121,7 @@ def _split(span: Span) -> Iterator[Span]:
             need -= cut - first
             if cut < end:
                 runs.appendleft((chunk, cut, end))
-        positions = None if span.positions is None else span.positions[lo - span.lo : hi - span.lo]
-        yield replace(span, first_step=step, end_step=step + 1, lo=lo, hi=hi, runs=mine, positions=positions)
+        yield step, lo, hi, mine
 
 
 def go_on(number: int, num_bytes: int) -> None:
@@ -220,11 +219,12 @@ class Builder:
         began = time.perf_counter()
         ready = self._columns_of(cast("dict[int, Chunk]", chunks)) if process is None else None
         made: Results = []
-        for one in _split(span):
+        for step, lo, hi, runs in _split(span):
             if ready:
-                batch = self._cut(cast("list[tuple[int, int, int]]", one.runs), ready)
-                made.append(Built(batch, Origin(span.work.plan, one.lo, one.hi), one.hi - one.lo, ()))
+                made.append(Built(self._cut(runs, ready), Origin(span.work.plan, lo, hi), hi - lo, ()))
             else:
+                positions = None if span.positions is None else span.positions[lo - span.lo : hi - span.lo]
+                one = replace(span, first_step=step, end_step=step + 1, lo=lo, hi=hi, runs=runs, positions=positions)
                 made += self.build(one, chunks, views=True, process=process)
         if ready:
             self.stats.finished(time.perf_counter() - began)
@@ -269,10 +269,11 @@ class Builder:
         """Cut finished columns into batches without a call for each column; `finish_span` is the plain twin."""
         began = time.perf_counter()
         made: Results = []
-        plan = span.work.plan
+        work, plan, base = span.work, span.work.plan, span.lo
+        alone = span.end_step - span.first_step == 1
         for step in range(span.first_step, span.end_step):
-            lo, hi = span.rows_of(step)
-            first, end = span.work.start_of(step), span.work.end_of(step)
+            first, end = work.start_of(step), work.end_of(step)
+            lo, hi = (0, span.num_rows) if alone else (first - base, end - base)
             batch: Batch = {name: values[lo:hi] for name, values in columns.items()}
             made.append(Built(batch, Origin(plan, first, end, span.windows), hi - lo, ()))
         self.stats.finished(time.perf_counter() - began)

@@ -48,7 +48,7 @@ class Place:
     Places of one stream are ordered by `key`.
     """
 
-    __slots__ = ("_cursor", "epochs", "order", "plan", "steps")
+    __slots__ = ("_cursor", "_order", "epochs", "key", "plan", "steps")
 
     def __init__(
         self, plan: EpochPlan | None, steps: int, epochs: int | None, order: Any = None, cursor: Cursor | None = None
@@ -58,7 +58,9 @@ class Place:
         """Steps of `plan` that are done."""
         self.epochs = epochs
         """Epochs of a pass; None: passes have no end."""
-        self.order: Order = order if plan is None else plan.order
+        self.key = (cast("Cursor", cursor).epoch, 0) if plan is None else (plan.cursor.epoch, steps)
+        """Orders the places of one stream."""
+        self._order = order
         self._cursor = cursor
 
     @classmethod
@@ -85,10 +87,10 @@ class Place:
         return self._cursor
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Orders the places of one stream."""
+    def order(self) -> Order:
+        """The order that the steps are counted in."""
         plan = self.plan
-        return (self.cursor.epoch, 0) if plan is None else (plan.cursor.epoch, self.steps)
+        return cast("Order", self._order) if plan is None else plan.order
 
 
 class Origin(NamedTuple):
@@ -349,7 +351,7 @@ class Mapped(Wrapping[B, C]):
             self.release()
             raise
         self._source.note_hand_over(time.perf_counter() - began)
-        return delivery._replace(batch=cast("Any", made))  # type: ignore[return-value]
+        return Delivery(made, *delivery[1:])
 
 
 class BatchIterator(Generic[B]):

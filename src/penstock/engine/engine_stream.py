@@ -137,6 +137,7 @@ class EngineStream(Stream[Batch]):
         self, scheduler: Scheduler, progress: tuple[Acknowledged, int], record: Record, end: Place, length: int | None
     ) -> None:
         self._scheduler = scheduler
+        self._batch_size = scheduler.batch_size
         self._progress, self._number = progress
         self._record = record
         self._end = end
@@ -176,7 +177,7 @@ class EngineStream(Stream[Batch]):
             if built is None:
                 self._is_through = True
                 return None
-            place = Place(built.origin.plan, -(-built.origin.end // self._scheduler.batch_size), self._end.epochs)
+            place = Place(built.origin.plan, -(-built.origin.end // self._batch_size), self._end.epochs)
             # Without the lock: a thread that takes ahead must never make the consumer wait in `received`.
             self._unacknowledged.append((place, built.num_rows, built.skipped))
             limit = self._record.skip_limit

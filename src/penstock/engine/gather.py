@@ -223,8 +223,11 @@ def make_chunk(
     import pyarrow as pa
 
     table = data if isinstance(data, pa.Table) else None
-    given = table.itercolumns() if table is not None else [data[column.name] for column in columns]
-    stored = [one if isinstance(one, pa.Array | Cells) else one_array(one) for one in given]
+    if table is not None:
+        stored = [one_array(one) for one in table.itercolumns()]
+    else:
+        given = [data[column.name] for column in columns]
+        stored = [one if isinstance(one, pa.Array | Cells) else one_array(one) for one in given]
     if rows is not None:
         stored = [one.take(rows) if isinstance(one, Cells) else take_rows(one, rows) for one in stored]
     parts: list[Part] = []

@@ -151,7 +151,7 @@ class _Queue(Generic[B, C]):
                 raise found
             if found is None or self.finish is None:
                 return found
-            return found._replace(batch=self.finish(found.batch))
+            return Delivery(self.finish(found.batch), *found[1:])
         finally:
             del found  # the traceback of an error holds this frame
 
@@ -162,7 +162,7 @@ class _Queue(Generic[B, C]):
                 taken, made = self._source.take(), None
                 if taken is not None:
                     began = time.perf_counter()
-                    made = cast("Delivery[C]", taken._replace(batch=cast("Any", self._function(taken))))
+                    made = Delivery(self._function(taken), *taken[1:])
                     self._source.note_hand_over(time.perf_counter() - began)
                 del taken
             except BaseException as error:  # noqa: BLE001 -- handed to the consumer, who meets it in order

@@ -153,8 +153,10 @@ class Scheduler:
         one: Built | Exception | None = None
         while one is None:  # another thread may take what this one has waited for
             if self._ready:  # asked first: Ctrl-C while an IndexError is handled would show a user both
-                with contextlib.suppress(IndexError):
+                try:
                     one = self._ready.popleft()
+                except IndexError:
+                    continue
             elif not self._wait():  # outside: what is raised here shall not name an IndexError
                 break
         if one is None:

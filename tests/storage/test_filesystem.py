@@ -15,9 +15,9 @@ from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem, SubTreeFile
 
 import penstock
 from penstock.errors import DatasetNotFound, PenstockWarning, StoreUnavailable
-from penstock.storage import filesystem as storage_filesystem
 from penstock.storage import is_hidden, list_files, resolve, to_arrow_filesystem, walk
-from penstock.storage.filesystem import _file_url_path
+from penstock.storage import urls as storage_urls
+from penstock.storage.urls import file_url_path
 
 
 def at(source, *, storage_options=None, filesystem=None):
@@ -62,7 +62,7 @@ class TestResolve:
         ],
     )
     def test_file_urls(self, url, path):
-        assert _file_url_path(url) == path
+        assert file_url_path(url) == path
 
     @pytest.mark.skipif(sys.platform == "win32", reason="a host is a share there")
     def test_a_file_url_with_two_slashes_is_explained(self):
@@ -222,12 +222,12 @@ class TestStoresThatDoNotAnswer:
 
     @pytest.mark.skipif(importlib.util.find_spec("gcsfs") is not None, reason="gcsfs is asked instead")
     def test_google_without_its_extra_names_the_extra_and_the_reason(self, monkeypatch):
-        monkeypatch.setattr(storage_filesystem, "_GCS_PROBE_S", 1)
+        monkeypatch.setattr(storage_urls, "_GCS_PROBE_S", 1)
         with pytest.raises(ImportError, match=r"pip install 'penstock\[gcs\]' \(pyarrow.* did not get in: .*onnect"):
             penstock.open("gs://anonymous@bucket/x?scheme=http&endpoint_override=127.0.0.1:1")
 
     def test_waiting_is_told(self, deaf, monkeypatch):
-        monkeypatch.setattr(storage_filesystem, "_SLOW_S", 0.01)
+        monkeypatch.setattr(storage_urls, "_SLOW_S", 0.01)
         with pytest.warns(PenstockWarning, match="gs://bucket/x has not answered"), pytest.raises(StoreUnavailable):
             penstock.open("gs://bucket/x", filesystem=deaf)
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.storage.store import coalesce
+from penstock.storage.remote_store import coalesce
 
 RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)).map(lambda r: (r[0], r[0] + r[1])), max_size=20)
 

@@ -17,8 +17,8 @@ import penstock
 from penstock import halt
 from penstock.errors import FileChanged, StoreUnavailable
 from penstock.storage import faults, to_arrow_filesystem
-from penstock.storage import store as store_module
-from penstock.storage.store import FileSystemStore, has_file
+from penstock.storage import remote_store as store_module
+from penstock.storage.store import has_file, store_of
 from penstock.testing import FaultyFileSystem, RecordingFileSystem, TransientFaults
 
 
@@ -27,26 +27,26 @@ def test_the_time_of_writing_counts(tmp_path, make):
     path = tmp_path / "a"
     path.write_bytes(b"1234")
     os.utime(path, ns=(1, 10**18))
-    found = FileSystemStore(make()).stat(str(path))
+    found = store_of(make()).stat(str(path))
     assert found.size == 4
     assert found.lasting_version == "mtime=1000000000000000000"
     os.utime(path, ns=(1, 10**18 + 1000))
-    assert FileSystemStore(make()).stat(str(path)).lasting_version != found.lasting_version
+    assert store_of(make()).stat(str(path)).lasting_version != found.lasting_version
     with pytest.raises(FileNotFoundError):
-        FileSystemStore(make()).stat(str(tmp_path / "b"))
+        store_of(make()).stat(str(tmp_path / "b"))
 
 
 def test_an_fsspec_store_tells_its_tag():
     memory = fsspec.filesystem("memory")
     memory.pipe("/version/a", b"one")
     fs = to_arrow_filesystem(memory)
-    size, before = FileSystemStore(fs).stat("/version/a")
+    size, before = store_of(fs).stat("/version/a")
     memory.pipe("/version/a", b"two")
     assert size == 3
     assert before != ""
-    assert FileSystemStore(fs).stat("/version/a")[1] != before
+    assert store_of(fs).stat("/version/a")[1] != before
     with pytest.raises(FileNotFoundError):
-        FileSystemStore(fs).stat("/version/none")
+        store_of(fs).stat("/version/none")
 
 
 CONTENT = bytes(range(256)) * 2000
@@ -66,9 +66,9 @@ def stores(tmp_path_factory):
     memory = fsspec.filesystem("memory")
     memory.pipe("/store/a", CONTENT)
     return {
-        "local": (FileSystemStore(LocalFileSystem()), str(path)),
-        "wrapped": (FileSystemStore(RecordingFileSystem()), str(path)),
-        "fsspec": (FileSystemStore(to_arrow_filesystem(memory)), "/store/a"),
+        "local": (store_of(LocalFileSystem()), str(path)),
+        "wrapped": (store_of(RecordingFileSystem()), str(path)),
+        "fsspec": (store_of(to_arrow_filesystem(memory)), "/store/a"),
     }
 
 
@@ -143,7 +143,7 @@ def test_a_body_that_is_cut_is_requested_again(pauses):
 
     memory = Cutting()
     memory.pipe("/store/cut", CONTENT)
-    [found] = FileSystemStore(to_arrow_filesystem(memory)).read_ranges("/store/cut", [(0, 100)])
+    [found] = store_of(to_arrow_filesystem(memory)).read_ranges("/store/cut", [(0, 100)])
     assert bytes(found) == CONTENT[:100]
     assert len(pauses) == 2
 
@@ -158,7 +158,7 @@ def test_parallel_requests_end_with_the_work_that_asked_for_them(stores):
         return TimeoutError("slow")
 
     with halt.until(halted), pytest.raises(StoreUnavailable):
-        FileSystemStore(FaultyFileSystem(fault=fault)).read_ranges(path, [(0, 10), (400_000, 400_010)])
+        store_of(FaultyFileSystem(fault=fault)).read_ranges(path, [(0, 10), (400_000, 400_010)])
     assert len(failed) <= 2  # each was requested once at most
 
 
@@ -168,10 +168,10 @@ def test_a_store_travels_to_another_process(stores):
 
 
 def test_messages_name_the_url():
-    assert FileSystemStore(LocalFileSystem()).url("/a/b") == "/a/b"
-    assert FileSystemStore(to_arrow_filesystem(fsspec.filesystem("memory"))).url("/a/b") == "memory:///a/b"
+    assert store_of(LocalFileSystem()).url("/a/b") == "/a/b"
+    assert store_of(to_arrow_filesystem(fsspec.filesystem("memory"))).url("/a/b") == "memory:///a/b"
     s3 = S3FileSystem(anonymous=True, region="us-east-1")
-    assert FileSystemStore(s3).url("bucket/key") == "s3://bucket/key"
+    assert store_of(s3).url("bucket/key") == "s3://bucket/key"
 
 
 class TestWriting:
@@ -182,7 +182,7 @@ class TestWriting:
             "wrapped": RecordingFileSystem,
             "fsspec": lambda: to_arrow_filesystem(fsspec.filesystem("memory")),
         }
-        return FileSystemStore(fs[request.param]()), tmp_path.as_posix()
+        return store_of(fs[request.param]()), tmp_path.as_posix()
 
     def test_files_are_written_listed_and_deleted(self, target):
         store, folder = target
@@ -211,14 +211,14 @@ class TestWriting:
             assert store.read_tail(f"{folder}/claim", 9).data == b"one"
 
     def test_only_one_of_many_creates_a_local_file(self, tmp_path):
-        store, path = FileSystemStore(LocalFileSystem()), str(tmp_path / "claim")
+        store, path = store_of(LocalFileSystem()), str(tmp_path / "claim")
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda number: store.create(path, b"%d" % number), range(32)))
         assert sum(found) == 1
 
     def test_a_file_is_written_again_after_faults(self, tmp_path, pauses):
         fault = TransientFaults(0.5, seed=4)
-        store = FileSystemStore(FaultyFileSystem(fault=fault))
+        store = store_of(FaultyFileSystem(fault=fault))
         for number in range(10):
             store.write(str(tmp_path / f"{number}"), b"data")
         assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"data"] * 10
@@ -232,7 +232,7 @@ def test_web_servers_have_no_listings():
     class Web(fsspec.get_filesystem_class("memory")):
         protocol = ("http", "https")
 
-    assert not FileSystemStore(to_arrow_filesystem(Web())).can_list
+    assert not store_of(to_arrow_filesystem(Web())).can_list
 
 
 def test_reading_local_files_waits_for_descriptors(tmp_path, monkeypatch):

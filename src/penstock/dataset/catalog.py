@@ -31,7 +31,7 @@ from penstock.errors import DatasetNotFound, FileChanged, StoreError
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
 from penstock.storage.faults import attempt
 from penstock.storage.filesystem import first_look, not_found
-from penstock.storage.store import FileSystemStore
+from penstock.storage.store import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ class Root:
     """The store through which its files are read."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "store", FileSystemStore(self.fs))
+        object.__setattr__(self, "store", store_of(self.fs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from penstock.dataset.format import OTHER_INDEX, REOPEN, FilePart
 from penstock.errors import BadFile, FileChanged, StoreError
 from penstock.schema.arrow import flatten_structs
 from penstock.storage.faults import attempt
-from penstock.storage.store import open_ranges
+from penstock.storage.remote_store import open_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -27,7 +27,8 @@ from pyarrow.fs import FileSelector, FileType
 from penstock.errors import DatasetIncomplete, StoreUnavailable
 from penstock.storage import is_hidden
 from penstock.storage.faults import attempt
-from penstock.storage.filesystem import list_folder, look, url_of
+from penstock.storage.filesystem import list_folder, look
+from penstock.storage.urls import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -37,9 +37,10 @@ from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
 from penstock.errors import DatasetNotFound, JobFailed, PlanError, close_names
 from penstock.storage import expand_glob, has_magic, list_files, resolve
-from penstock.storage.filesystem import SAME_STORE, first_look
+from penstock.storage.filesystem import first_look
 from penstock.storage.locks import Lock, mutex, scratch_folder
 from penstock.storage.publish import FILESYSTEM_ERRORS, publish_file, publish_folder, remove, sync_file
+from penstock.storage.urls import SAME_STORE
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator

@@ -45,8 +45,8 @@ from penstock.schema.stored import find_schema
 from penstock.schema.unischema import Unischema, UnischemaField, schema_name
 from penstock.spark.session import check_session, hadoop_settings, quoted, row_group_settings
 from penstock.storage import is_hidden, resolve
-from penstock.storage.filesystem import SAME_STORE
 from penstock.storage.publish import FILESYSTEM_ERRORS, can_rename, put_json, remove
+from penstock.storage.urls import SAME_STORE
 from penstock.write.target import WriteTarget
 
 if TYPE_CHECKING:

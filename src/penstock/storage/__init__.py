@@ -5,15 +5,9 @@
 knows Parquet.
 """
 
-from penstock.storage.filesystem import (
-    expand_glob,
-    has_magic,
-    is_hidden,
-    list_files,
-    resolve,
-    to_arrow_filesystem,
-    walk,
-)
+from penstock.storage.filesystem import is_hidden, list_files, resolve, walk
+from penstock.storage.glob import expand_glob, has_magic
+from penstock.storage.urls import to_arrow_filesystem
 
 __all__ = [
     "expand_glob",

@@ -1,43 +1,26 @@
-"""Turn a path or URL into a `pyarrow.fs` filesystem with a path on it, and list what lies below a folder or matches a
-pattern.
+"""Turn a path or URL into a `pyarrow.fs` filesystem and a path on it; list folders.
 
 Takes what the user wrote; gives filesystem objects, paths with forward slashes, and listings in one order everywhere.
-It opens no data files, keeps no connection pool of its own and knows nothing of Parquet.
+URLs of remote stores are resolved by `urls`, patterns by `glob`. Opens no data files and knows nothing of Parquet.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import posixpath
-import re
 import stat
-import threading
-import warnings
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
-from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
-from penstock.errors import BadFile, DatasetNotFound, PenstockError, PenstockWarning, StoreUnavailable
-from penstock.storage.faults import attempt, fault_of, store_error
+from penstock.errors import BadFile, DatasetNotFound, StoreUnavailable
+from penstock.storage.faults import attempt
+from penstock.storage.urls import file_url_path, first_request, resolve_url, to_arrow_filesystem, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    FileSystem = Any
-
-# Extra of ours that brings the library for a URL scheme.
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
-_EXTRAS |= {"hdfs": "hdfs", "webhdfs": "hdfs"}
-SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
-"""Schemes that are other names of one store."""
-_SLOW_S = 5.0
-"""How long a store may take for its first answer before a warning says that it is waited for."""
-_GCS_PROBE_S = 5
-"""How long pyarrow's client for Google's store tries to get in at first; its own limit is 15 minutes."""
-_DRIVE = re.compile(r"/*([A-Za-z]:)(?=[/\\]|$)")
+    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 
 def resolve(
@@ -67,155 +50,19 @@ def resolve(
     if "://" not in text:
         return LocalFileSystem(), _local(text)
     if text.lower().startswith("file://"):
-        return LocalFileSystem(), _local(_file_url_path(text))
-    options = dict(storage_options or {})
-    scheme = urlsplit(text).scheme
-    with _answering(text):
-        try:
-            import fsspec
-
-            fsspec.get_filesystem_class(scheme)
-        except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
-            return _remote_by_arrow(text, options, scheme, exc)
-        found, path = fsspec.core.url_to_fs(text, **options)
-        return to_arrow_filesystem(found), str(path).rstrip("/")
-
-
-def to_arrow_filesystem(filesystem: Any) -> FileSystem:
-    """Return `filesystem` as a pyarrow.fs object; fsspec's are wrapped.
-
-    Raises:
-        TypeError: it is neither.
-    """
-    if isinstance(filesystem, FileSystem):
-        return filesystem
-    if not (hasattr(filesystem, "open") and hasattr(filesystem, "protocol")):
-        kind = type(filesystem).__name__
-        raise TypeError(f"filesystem= takes a pyarrow.fs.FileSystem or an fsspec filesystem; got {kind}")
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    protocol = filesystem.protocol
-    if protocol == "file" or (isinstance(protocol, tuple) and "file" in protocol):
-        return LocalFileSystem()
-    return PyFileSystem(FSSpecHandler(filesystem))
+        return LocalFileSystem(), _local(file_url_path(text))
+    return resolve_url(text, dict(storage_options or {}))
 
 
 def _path_on(filesystem: Any, text: str) -> str:
     if isinstance(to_arrow_filesystem(filesystem), LocalFileSystem):
-        return _local(_file_url_path(text) if text.lower().startswith("file://") else text)
+        return _local(file_url_path(text) if text.lower().startswith("file://") else text)
     path = text.split("://", 1)[1] if "://" in text else text
     return path.replace("\\", "/").rstrip("/") if "://" not in text else path.rstrip("/")
 
 
 def _local(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path)).replace(os.sep, "/")
-
-
-def _file_url_path(url: str) -> str:
-    r"""Return the path of a `file://` URL: %-escapes decoded, `/C:/x` as `C:/x`, a host only if it is this one.
-
-    >>> _file_url_path("file:///data/a%20b"), _file_url_path("file:///C:/x")
-    ('/data/a b', 'C:/x')
-    """
-    rest = url[len("file://") :]
-    if _DRIVE.match(rest):  # file://C:/x is wrong but common
-        return unquote(rest.lstrip("/"))
-    host, slash, path = rest.partition("/")
-    if host and host.lower() != "localhost":
-        if os.name == "nt":
-            return f"//{host}/{unquote(path)}"
-        raise DatasetNotFound(
-            f"{url} names the host {host!r}; a local file URL has three slashes: file:///{host}/{path}"
-        )
-    return unquote(slash + path) or "/"
-
-
-def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exception) -> tuple[FileSystem, str]:
-    tried = ""
-    if not options:  # they are fsspec's names
-        try:
-            if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in url:
-                joint = "&" if "?" in url else "?"
-                probe, path = FileSystem.from_uri(f"{url}{joint}retry_limit_seconds={_GCS_PROBE_S}")
-                probe.get_file_info(path)
-            found, path = FileSystem.from_uri(url)
-        except OSError as exc:
-            tried = f" (pyarrow, which has a client of its own, did not get in: {exc})"
-        except (ValueError, NotImplementedError, ImportError):
-            pass
-        else:
-            return found, str(path).rstrip("/")
-    if isinstance(cause, ValueError):
-        raise DatasetNotFound(f"cannot open {url}: {cause}; pass filesystem= for a store that fsspec does not know")
-    extra = _EXTRAS.get(scheme)
-    line = f"pip install 'penstock[{extra}]'" if extra else f"install what fsspec asks for: {cause}"
-    raise ImportError(f"{scheme}:// needs a library that is not installed: {line}{tried}") from cause
-
-
-_SCHEMES = {"s3": "s3", "gcs": "gs", "abfs": "abfss", "hdfs": "hdfs"}
-"""Type names of pyarrow's filesystems, and the schemes of their URLs."""
-
-
-def url_of(fs: FileSystem, path: str) -> str:
-    """Return the URL of a path, for messages; the path itself on local disks and filesystems without a known scheme."""
-    behind: Any = getattr(getattr(fs, "handler", None), "fs", None)
-    if hasattr(behind, "unstrip_protocol"):
-        return str(behind.unstrip_protocol(path))
-    return f"{_SCHEMES[fs.type_name]}://{path}" if fs.type_name in _SCHEMES else path
-
-
-def first_look(fs: FileSystem, path: str, source: Any) -> Any:
-    """Return the FileInfo of a path, as the first request to its store; `source` is what the user wrote, for messages.
-
-    Clients of stores may look for a network or credentials for minutes: after a few seconds a warning says so.
-
-    Raises:
-        StoreUnavailable: the store does not answer.
-        StoreRefused: it denies access, or there are no valid credentials.
-    """
-    if isinstance(fs, LocalFileSystem):
-        return attempt(lambda: fs.get_file_info(path), path)
-
-    def ask() -> Any:
-        info = fs.get_file_info(path)
-        behind: Any = getattr(getattr(fs, "handler", None), "fs", None)
-        if info.type == FileType.NotFound and hasattr(behind, "info"):
-            try:
-                behind.info(path)
-            except FileNotFoundError as error:  # of which pyarrow keeps nothing
-                if fault_of(error) != "gone":
-                    raise
-        return info
-
-    with _answering(os.fspath(source)):
-        return attempt(ask, os.fspath(source))
-
-
-@contextmanager
-def _answering(url: str) -> Iterator[None]:
-    text = (
-        f"{url} has not answered for {_SLOW_S:g} s, still waiting: without a network or credentials the library that "
-        "asks it may try for minutes"
-    )
-    timer = threading.Timer(_SLOW_S, lambda: warnings.warn(text, PenstockWarning, stacklevel=1))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except (PenstockError, ImportError, TypeError):  # TypeError: storage_options that the library does not have
-        raise
-    except Exception as exc:  # every library has errors of its own
-        known = store_error(exc, url)
-        if known is not None:
-            raise known from exc
-        raise StoreUnavailable(
-            f"{url} cannot be reached ({type(exc).__name__}: {exc}); check the network, the name, and the credentials "
-            "(storage_options=, or where the library of the store looks for them)",
-            url=url,
-            attempts=1,
-        ) from exc
-    finally:
-        timer.cancel()
 
 
 NOT_UTF8 = "has a name that is not UTF-8, which pyarrow cannot open; rename it"
@@ -237,6 +84,20 @@ class LocalEntry(NamedTuple):
     def base_name(self) -> str:
         """The name without its folder."""
         return posixpath.basename(self.path)
+
+
+def first_look(fs: FileSystem, path: str, source: Any) -> Any:
+    """Return the FileInfo of a path, as the first request to its store; `source` is what the user wrote, for messages.
+
+    Clients of stores may look for a network or credentials for minutes: after a few seconds a warning says so.
+
+    Raises:
+        StoreUnavailable: The store does not answer.
+        StoreRefused: It denies access, or there are no valid credentials.
+    """
+    if isinstance(fs, LocalFileSystem):
+        return attempt(lambda: fs.get_file_info(path), path)
+    return first_request(fs, path, os.fspath(source))
 
 
 def look(fs: FileSystem, paths: list[str]) -> list[Any]:
@@ -298,12 +159,11 @@ def walk(fs: FileSystem, path: str, *, underscores: bool = False) -> list[tuple[
     Raises:
         DatasetNotFound: there is no such folder.
     """
-
-    def listed() -> list[tuple[str, int | None]]:
-        return list(_walk_local(path, "", underscores) if isinstance(fs, LocalFileSystem) else _walk_store(fs, path))
-
     try:
-        found = attempt(listed, url_of(fs, path))
+        if isinstance(fs, LocalFileSystem):
+            found = attempt(lambda: list(_walk_local(path, "", underscores)), path)
+        else:
+            found = attempt(lambda: list(_walk_store(fs, path)), url_of(fs, path))
     except (FileNotFoundError, NotADirectoryError):
         raise not_found(fs, path) from None
     return sorted(found, key=lambda entry: entry[0].encode("utf-8", "surrogateescape"))
@@ -372,69 +232,3 @@ def not_found(fs: FileSystem, path: str) -> DatasetNotFound:
     near = difflib.get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"check the path (in {parent!r})"
     return DatasetNotFound(f"nothing at {path!r}; {hint}")
-
-
-_MAGIC = re.compile(r"[*?[]")
-
-
-def has_magic(path: str) -> bool:
-    """Tell whether `path` holds `*`, `?` or `[`."""
-    return _MAGIC.search(path) is not None
-
-
-def expand_glob(fs: FileSystem, pattern: str, *, underscores: bool = False) -> tuple[str, list[Any]]:
-    """Return the folder above the first wildcard and the matches below it, as FileInfo in UTF-8 byte order.
-
-    `*`, `?` and `[...]` stay within one name, `**` stands for any number of folders. Names that begin with a dot or
-    an underscore match only where the pattern does too (`_key=value` folders always); with `underscores` only a dot
-    hides a name. No match gives an empty list.
-    """
-    parts = pattern.split("/")
-    first = next(index for index, part in enumerate(parts) if has_magic(part))
-    base = "/".join(parts[:first]) or ("/" if pattern.startswith("/") else "")
-    found = {info.path: info for info in _match(fs, base, parts[first:], base, underscores)}
-    return base, [found[path] for path in sorted(found, key=lambda path: path.encode("utf-8", "surrogateescape"))]
-
-
-def _match(fs: FileSystem, folder: str, parts: list[str], base: str, underscores: bool) -> Iterator[Any]:
-    """Yield what matches `parts` below `folder`, which is `base` or below; one listing for each folder entered."""
-    part, rest = parts[0], parts[1:]
-    if not has_magic(part):
-        [info] = look(fs, [posixpath.join(folder, part)])
-        if info.type != FileType.NotFound:
-            yield from [info] if not rest else _deeper(fs, info, rest, base, underscores)
-        return
-    infos = _list(fs, folder)
-    if part == "**":
-        if rest:
-            yield from _match(fs, folder, rest, base, underscores)
-        else:
-            yield from (info for info in infos if info.type == FileType.File and _matches(info, "*", underscores))
-    for info in infos:
-        if part == "**" and info.type == FileType.Directory and _matches(info, "*", underscores):
-            if not (isinstance(fs, LocalFileSystem) and os.path.islink(info.path) and leads_back(info.path, base)):
-                yield from _match(fs, info.path, parts, base, underscores)
-        elif part != "**" and _matches(info, part, underscores):
-            yield from [info] if not rest else _deeper(fs, info, rest, base, underscores)
-
-
-def _list(fs: FileSystem, folder: str) -> list[Any]:
-    try:
-        return list_folder(fs, folder)
-    except FileNotFoundError:
-        return []
-    except OSError:  # a file where the pattern has a folder
-        if look(fs, [folder])[0].type == FileType.File:
-            return []
-        raise
-
-
-def _deeper(fs: FileSystem, info: Any, rest: list[str], base: str, underscores: bool) -> Iterator[Any]:
-    if info.type == FileType.Directory:
-        yield from _match(fs, info.path, rest, base, underscores)
-
-
-def _matches(info: Any, pattern: str, underscores: bool) -> bool:
-    name = info.base_name
-    hidden = name.startswith(".") or (name.startswith("_") and "=" not in name and not underscores)
-    return fnmatch.fnmatchcase(name, pattern) and (not hidden or pattern[0] in "._")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
-from penstock.storage.store import FileSystemStore
+from penstock.storage.store import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -61,7 +61,7 @@ def put(fs: FileSystem, path: str, data: bytes | pa.Buffer, *, sync: bool = Fals
     """
     made = temporary_name(path) if can_rename(fs) else path
     try:
-        FileSystemStore(fs).write(made, data)
+        store_of(fs).write(made, data)
         if sync:
             sync_file(fs, made)
         if made != path:
@@ -253,6 +253,6 @@ def remove(fs: FileSystem, path: str) -> None:
         if isinstance(fs, LocalFileSystem) and os.path.islink(path):
             os.unlink(path)
         elif kind == FileType.File:
-            FileSystemStore(fs).delete(path)
+            store_of(fs).delete(path)
         elif kind == FileType.Directory:
             fs.delete_dir(path)

@@ -1,0 +1,138 @@
+"""Tell what an error says about its store: unavailable, refused, gone, or nothing.
+
+`faults` asks when a request has failed. Clients of stores have error classes of their own; they are recognised by
+attributes, names and text, so that no client has to be imported.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import PenstockError, StoreError, StoreRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Fault = Literal["unavailable", "refused", "gone"]
+
+_UNAVAILABLE_ERRNOS = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EAGAIN", "EBUSY", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "EINTR", "EIO",
+        "EMFILE", "ENETDOWN", "ENETRESET", "ENETUNREACH", "ENFILE", "ENOBUFS", "ENOMEM", "ENOTCONN", "EPIPE",
+        "EREMOTEIO", "ESHUTDOWN", "ESTALE", "ETIMEDOUT",
+    )
+    if hasattr(errno, name)
+)  # fmt: skip
+_UNAVAILABLE_CLASSES = frozenset({
+    "ChunkedEncodingError", "ClientConnectionError", "ClientPayloadError", "ConnectTimeoutError",
+    "ConnectionClosedError", "ConnectionError", "EndpointConnectionError", "HTTPClientError", "IncompleteRead",
+    "IncompleteReadError", "MaxRetryError", "MemoryError", "ProtocolError", "ReadTimeoutError",
+    "ResponseStreamingError", "SSLError", "ServiceRequestError", "ServiceResponseError", "Timeout", "TimeoutError",
+    "TransportError", "gaierror", "herror",
+})  # fmt: skip
+"""Of botocore, aiohttp, urllib3, requests, azure-core, google-auth, http.client and Python itself."""
+_REFUSED_CLASSES = frozenset({
+    "ClientAuthenticationError", "CredentialRetrievalError", "CredentialUnavailableError", "DefaultCredentialsError",
+    "NoAuthTokenError", "NoCredentialsError", "PartialCredentialsError", "PermissionError", "RefreshError",
+    "SSOTokenLoadError", "TokenRetrievalError", "UnauthorizedSSOTokenError",
+})  # fmt: skip
+_REFUSED_CODES = re.compile(
+    "access_?denied|account_?problem|all_?access_?disabled|expired_?token|invalid_?access_?key_?id|"
+    "invalid_?client_?token_?id|invalid_?token|permission_?denied|(missing|invalid)_?authentication_?token|"
+    "signature_?does_?not_?match|unauthenticated|unrecognized_?client.*|authentication_?failed|authorization_?failure",
+    re.IGNORECASE,
+)
+_GONE_CODES = re.compile("no_?such_?(key|bucket|version|upload)|(resource_|blob_|container_)?not_?found", re.IGNORECASE)
+_STORE_ANSWER = re.compile(
+    r"AWS Error (?P<aws>\w+)|google::cloud::Status\((?P<google>\w+)|Azure Error: \[(?P<azure>\w*)\]"
+)
+"""How pyarrow's own clients report what the store said: all their errors are OSError with a text."""
+_HTTP_STATUS = re.compile(r"\bHTTP status(?: code)?:? (\d{3})\b")
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """Return what an error says about its store, or None if it says nothing: the data may be damaged then.
+
+    Looks at the error and at its causes, the outermost first. Two kinds count only where no cause says more: an I/O
+    error (EIO), as which mounted stores report any lost connection, is unavailable; and FileNotFoundError is gone,
+    which fsspec's HTTP client raises for every failure.
+    """
+    return verdict(error)[0]
+
+
+def verdict(error: BaseException) -> tuple[Fault | None, BaseException]:
+    """Return the fault, and the error among the causes that shows it."""
+    vague: tuple[Fault | None, BaseException] = None, error
+    for one in _causes(error):
+        found = _fault(one)
+        if found is not None and getattr(one, "errno", None) != errno.EIO and not isinstance(one, FileNotFoundError):
+            return found, one
+        if vague[0] is None:
+            vague = found, one
+    return vague
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        yield current
+        seen.append(current)
+        current = current.__cause__
+
+
+def _fault(error: BaseException) -> Fault | None:
+    """Judge one error without its causes."""
+    if isinstance(error, PenstockError):
+        if isinstance(error, StoreError):
+            return "refused" if isinstance(error, StoreRefused) else "unavailable"
+        return "gone" if isinstance(error, FileNotFoundError) else None
+    code, status = _answer(error)
+    if code is not None and _REFUSED_CODES.fullmatch(code):
+        return "refused"
+    if isinstance(error, FileNotFoundError) or (code is not None and _GONE_CODES.fullmatch(code)):
+        return "gone"
+    if status is not None:
+        if status in (401, 403, 407):
+            return "refused"
+        if status in (404, 410, 412):
+            return "gone"
+        if status in (408, 425, 429) or status >= 500:
+            return "unavailable"
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & _REFUSED_CLASSES:
+        return "refused"
+    # An answer that is none of the above is still an answer of a store, not a damaged page.
+    if names & _UNAVAILABLE_CLASSES or (code is not None and isinstance(error, OSError)):
+        return "unavailable"
+    return "unavailable" if getattr(error, "errno", None) in _UNAVAILABLE_ERRNOS else None
+
+
+def _answer(error: BaseException) -> tuple[str | None, int | None]:
+    """Return the error code and the HTTP status that a client has put into its error; None where there is none."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        details, metadata = response.get("Error") or {}, response.get("ResponseMetadata") or {}
+        return details.get("Code"), _status(metadata.get("HTTPStatusCode"))
+    for holder, names in ((error, ("status", "status_code", "http_status", "code")), (response, ("status_code",))):
+        for name in names:
+            status = _status(getattr(holder, name, None))
+            if status is not None:
+                return None, status
+    if isinstance(error, OSError):
+        text = str(error)
+        said, status_text = _STORE_ANSWER.search(text), _HTTP_STATUS.search(text)
+        return said and (said["aws"] or said["google"] or said["azure"]), _status(status_text and status_text[1])
+    return None, None
+
+
+def _status(value: Any) -> int | None:
+    """Return an HTTP status that is an error; None for anything else that such an attribute may hold."""
+    try:
+        status = int(value)
+    except (TypeError, ValueError):
+        return None
+    return status if 400 <= status < 600 else None

@@ -26,7 +26,7 @@ from penstock.engine.engine_stream import Stats
 from penstock.engine.gather import BlockPool
 from penstock.engine.inputs import Inputs, columns_of
 from penstock.engine.loader import Loader
-from penstock.engine.stages import Decode, Fold
+from penstock.engine.stages import Decode, FilterRows, Fold
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.options import (
     MEMORY_BYTES,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from penstock.dataset.row_filter import RowFilter
     from penstock.engine.inputs import Column
-    from penstock.engine.loader import Make
     from penstock.engine.stages import Batch
     from penstock.options import OnError, Verify, Window
     from penstock.plan.grouping import Grouping
@@ -376,8 +375,6 @@ class Dataset:
 
     def _special_loader(self, options: LoaderOptions, spec: TransformSpec | None) -> Loader:
         """Return a loader of windows, of rows that a `TransformSpec` changes, or that are filtered on delivery."""
-        from penstock.engine.loader import Make
-
         read, items, fold, window = self, None, None, options.window
         if window is not None:
             from penstock.plan.windows import WindowGrouping, WindowRule
@@ -393,12 +390,12 @@ class Dataset:
             from penstock.engine.rowwise import RowTransform
 
             rowwise = RowTransform(spec, tuple(transform_schema(read.schema, spec).fields.values()), stack=True)
-        late, unseen = self._late, frozenset[str]()
-        if late is not None:
-            unseen = late.fields - set(read.columns)
-            read = read.select([*read.columns, *sorted(unseen)])
-        make = Make(options.batch_size, late=late, unseen=unseen, rowwise=rowwise, fold=fold)
-        return Loader(read._inputs(items), options, make)
+        filter_rows = None
+        if self._late is not None:
+            filter_rows = FilterRows(self._late, self._late.fields - set(read.columns))
+            read = read.select([*read.columns, *sorted(filter_rows.hidden)])
+        inputs = replace(read._inputs(items), filter_rows=filter_rows, rowwise=rowwise, fold=fold)
+        return Loader(inputs, options)
 
     @show_keywords(PlanKeywords)
     def plan(self, *, batch_size: int, **options: Unpack[PlanKeywords]) -> Plan:
@@ -410,7 +407,8 @@ class Dataset:
             batch_size: Rows of a batch on each rank.
             **options: The keys of `penstock.options.PlanKeywords`.
         """
-        from penstock.engine.inputs import choose_order, describe
+        from penstock.engine.inputs import choose_order
+        from penstock.engine.loader_facts import describe
         from penstock.plan import Cursor, Share
 
         given = check_keywords(options, Dataset.plan, owner="Dataset.plan")
@@ -568,6 +566,6 @@ def loader_for(  # noqa: PLR0913 -- what the factories of frameworks were given
     return load(dataset, change(checked))
 
 
-def make_loader(ds: Dataset, options: LoaderOptions, make: Make, items: Grouping) -> Loader:
-    """Return a loader of other things than batches of rows, for the faces of this library."""
-    return Loader(ds._inputs(items), options, make)
+def make_loader(ds: Dataset, options: LoaderOptions, items: Grouping, **how: Any) -> Loader:
+    """Return a loader of other items than rows; `how` are fields of `penstock.engine.inputs.Inputs`."""
+    return Loader(replace(ds._inputs(items), **how), options)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.engine import host
+from penstock.engine import rank as ranks
 from penstock.errors import BudgetError, PenstockWarning, PlanError
 from penstock.testing import RecordingFileSystem, make_parquet
 from tests.engine.make import ids, save
@@ -204,7 +204,7 @@ def test_a_state_that_needs_more_memory_is_refused_and_changes_nothing(ds):
 def test_rank_and_world_come_from_the_launcher_and_are_logged_once(ds, monkeypatch, caplog):
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setattr(host, "_announced", {})
+    monkeypatch.setattr(ranks, "_announced", {})
     with caplog.at_level(logging.INFO, logger="penstock"):
         for _ in range(2):
             with ds.loader(batch_size=8) as loader:

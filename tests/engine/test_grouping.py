@@ -10,7 +10,6 @@ import pytest
 
 import penstock
 from penstock.api import make_loader
-from penstock.engine.loader import Make
 from penstock.options import LoaderOptions
 from penstock.plan.grouping import Grouping, ItemRows
 from penstock.testing import assert_resumes_exactly, make_parquet
@@ -52,7 +51,7 @@ def ds(tmp_path_factory):
 
 def packs(ds, **options):
     chosen = LoaderOptions(**{"batch_size": 2, "rank": 0, "world": 1} | options)
-    return make_loader(ds, chosen, Make(chosen.batch_size), Packs())
+    return make_loader(ds, chosen, Packs())
 
 
 def expected():

@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock.engine import host
+from penstock.engine import rank as ranks
 from penstock.errors import PenstockWarning, PlanError
 from penstock.options import MEMORY_BYTES
 from penstock.testing import make_parquet
@@ -32,7 +33,7 @@ def bare(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for module in ("torch", "jax"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setattr(host, "_announced", {})
+    monkeypatch.setattr(ranks, "_announced", {})
     monkeypatch.setattr(host, "_read", lambda name: None)
 
 
@@ -66,55 +67,55 @@ def jax(monkeypatch, *, initialized):
 
 
 def test_alone_by_default():
-    assert host.rank_and_world(None, None) == (0, 1)
+    assert ranks.rank_and_world(None, None) == (0, 1)
 
 
 def test_arguments_win(environment, monkeypatch):
     environment(LAUNCHERS["torchrun"])
     torch(monkeypatch, initialized=True)
-    assert host.rank_and_world(1, 3) == (1, 3)
+    assert ranks.rank_and_world(1, 3) == (1, 3)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_launchers(environment, launcher):
     environment(LAUNCHERS[launcher])
-    assert host.rank_and_world(None, None) == (2, 8)
+    assert ranks.rank_and_world(None, None) == (2, 8)
 
 
 def test_a_batch_script_of_slurm_is_not_a_step(environment):
     environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"})
-    assert host.rank_and_world(None, None) == (0, 1)
+    assert ranks.rank_and_world(None, None) == (0, 1)
 
 
 @pytest.mark.parametrize(("rank", "world"), [("8", "8"), ("-1", "8"), ("two", "8"), ("0", "0"), ("", "8")])
 def test_an_environment_that_makes_no_sense_is_refused(environment, rank, world):
     environment({"RANK": rank, "WORLD_SIZE": world})
     with pytest.raises(PlanError, match=r"RANK and WORLD_SIZE are .* pass rank= and world="):
-        host.rank_and_world(None, None)
+        ranks.rank_and_world(None, None)
 
 
 def test_torch_comes_before_the_environment(environment, monkeypatch):
     environment(LAUNCHERS["torchrun"])
     torch(monkeypatch, initialized=True)
-    assert host.rank_and_world(None, None) == (3, 5)
+    assert ranks.rank_and_world(None, None) == (3, 5)
 
 
 @pytest.mark.parametrize("state", [{"initialized": False}, {"initialized": False, "available": False}])
 def test_torch_that_is_not_initialized_says_nothing(environment, monkeypatch, state):
     environment(LAUNCHERS["openmpi"])
     torch(monkeypatch, **state)
-    assert host.rank_and_world(None, None) == (2, 8)
+    assert ranks.rank_and_world(None, None) == (2, 8)
 
 
 def test_torch_without_distributed(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    assert host.rank_and_world(None, None) == (0, 1)
+    assert ranks.rank_and_world(None, None) == (0, 1)
 
 
 @pytest.mark.parametrize(("initialized", "found"), [(True, (1, 7)), (False, (0, 1))])
 def test_jax(monkeypatch, initialized, found):
     jax(monkeypatch, initialized=initialized)
-    assert host.rank_and_world(None, None) == found
+    assert ranks.rank_and_world(None, None) == found
 
 
 def test_rank_and_world_belong_together(tmp_path):
@@ -128,9 +129,9 @@ def test_rank_and_world_belong_together(tmp_path):
 
 def test_where_the_rank_comes_from_is_logged_once(environment, caplog):
     environment(LAUNCHERS["horovod"])
-    with caplog.at_level(logging.INFO, logger=host.__name__):
-        host.rank_and_world(None, None)
-        host.rank_and_world(None, None)
+    with caplog.at_level(logging.INFO, logger=ranks.__name__):
+        ranks.rank_and_world(None, None)
+        ranks.rank_and_world(None, None)
     assert [record.getMessage() for record in caplog.records] == [
         "rank 2 of 8, from the environment variables HOROVOD_RANK and HOROVOD_SIZE; pass rank= and world= to override"
     ]
@@ -170,9 +171,9 @@ def test_other_ranks_and_a_world_of_one_do_not_warn(environment, tmp_path, varia
 
 
 def test_rank_and_world_can_be_looked_up(environment):
-    assert host.find_rank() is None
+    assert ranks.find_rank() is None
     environment(LAUNCHERS["slurm"])
-    assert host.find_rank() == (2, 8, "the environment variables SLURM_PROCID and SLURM_STEP_NUM_TASKS")
+    assert ranks.find_rank() == (2, 8, "the environment variables SLURM_PROCID and SLURM_STEP_NUM_TASKS")
 
 
 def test_a_loader_takes_the_launchers_rank(environment, tmp_path):

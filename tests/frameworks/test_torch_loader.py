@@ -370,7 +370,7 @@ def job(tmp_path):
 
 
 def test_rank_and_world_come_from_torch_distributed_and_are_logged_once(data, job, caplog, monkeypatch):
-    monkeypatch.setattr(penstock.engine.host, "_announced", {})
+    monkeypatch.setattr(penstock.engine.rank, "_announced", {})
     with caplog.at_level(logging.INFO, "penstock"):
         for _ in range(2):
             loader(data, batch_size=1).close()

@@ -1,8 +1,8 @@
 """What a loader works from: the source, the selected rows, the columns, what is dealt out, and how large it all is.
 
 Filled in by `api`; a frozen value that engine and plan work from. `choose_order` and `count_needs` derive the order and
-the memory of a run from it, and `describe` puts both into a `Plan` to print. A `Column` says what a column of a batch
-is made of; gathering and decoding choose their path by its `form`. Arithmetic only: reads no data.
+the memory of a run from it. A `Column` says what a column of a batch is made of; gathering and decoding choose their
+path by its `form`. Arithmetic only: reads no data.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.codecs.base import DataframeColumnCodec
+    from penstock.engine.stages import FilterRows, Fold, Stage
     from penstock.options import LoaderOptions, Pool
-    from penstock.plan import Cursor, EpochPlan, Share
     from penstock.plan.grouping import Grouping
-    from penstock.plan.plan import Plan
     from penstock.schema.unischema import UnischemaField
     from penstock.source import Selection, Source
 
@@ -107,7 +106,7 @@ _MOST_BYTES = 1 << 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a loader knows of its dataset."""
+    """What a loader knows of its dataset, and how rows become batches where those are not simply `batch_size` rows."""
 
     source: Source
     selection: Selection
@@ -122,6 +121,22 @@ class Inputs:
     """Bytes of all rows of each chunk in memory, the columns read."""
     rows: str
     """Digest of the selection and of what is dealt out."""
+    filter_rows: FilterRows | None = None
+    """Leaves rows out on delivery."""
+    rowwise: Stage | None = None
+    """Changes rows, also their number, before they become windows."""
+    fold: Fold | None = None
+    """How windows become a batch; None: they are left to the consumer."""
+    batch_items: int | None = None
+    """Most items that are made at once; None: those of a step, which is `batch_size` of the options."""
+    aligned: bool = False
+    """Whether batches end with their chunk, in line orders."""
+    most_waiting: int = 1 << 30
+    """Most results that wait for the consumer, where memory allows more."""
+
+    def most_items(self, options: LoaderOptions) -> int:
+        """Return the most items of a batch."""
+        return options.batch_size if self.batch_items is None else self.batch_items
 
     @property
     def selected(self) -> NDArray[np.int64]:
@@ -217,18 +232,3 @@ def choose_order(inputs: Inputs, options: LoaderOptions) -> Order:
         inputs.counts, row_bytes=inputs.row_bytes, shuffle_bytes=options.shuffle_bytes, lanes=options.lanes
     )
     return Order("lanes", options.seed, chosen.lanes, chosen.block)
-
-
-def describe(inputs: Inputs, order: Order, cursor: Cursor, share: Share, options: LoaderOptions) -> Plan:
-    """Return what `share.rank` will do from `cursor` on."""
-    from penstock.plan.plan import Sizes, make_plan  # here: few runs are described
-
-    sizes = Sizes(
-        inputs.row_bytes, inputs.held_bytes, inputs.decoded_bytes, options.shuffle_bytes, inputs.source.facts.part_noun
-    )
-
-    def least(plan: EpochPlan) -> int:
-        window_bytes = inputs.items.visits(plan.visits).most_rows(inputs.held_chunk_bytes)
-        return count_needs(inputs, window_bytes, share.batch_size, options.pool).least
-
-    return make_plan(inputs.counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=least)

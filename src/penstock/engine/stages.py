@@ -18,7 +18,7 @@ from penstock.codecs.base import CellError
 from penstock.codecs.decode import decode_cells, reason_of
 from penstock.engine.gather import Cutter, aligned
 from penstock.engine.gather_values import CellLost, Damaged
-from penstock.engine.randomness import BATCH, ROW, generators, transform_wants
+from penstock.engine.randomness import BATCH, ROW, generators
 from penstock.errors import TransformError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.codecs import Cells
     from penstock.engine.gather import BlockPool, Gathered
     from penstock.engine.inputs import Column
-    from penstock.options import LoaderOptions
 
 Batch = dict[str, Any]
 _Kind = TypeVar("_Kind", bound="Stage")
@@ -345,35 +344,6 @@ class MarkPadding(Stage):
     def names(self, names: list[str]) -> list[str]:
         """Return the columns with the mask."""
         return [*names, MASK]
-
-
-def make_stages(  # noqa: PLR0913 -- one argument for each optional stage
-    columns: tuple[Column, ...],
-    options: LoaderOptions,
-    *,
-    total: int,
-    filter_rows: FilterRows | None,
-    rowwise: Stage | None,
-    fold: Fold | None,
-) -> tuple[Stage, ...]:
-    """Return the stages of a loader, in order; `total` is the number of items of an epoch."""
-    functions = options.transforms
-    stages: list[Stage | None] = [Decode(columns, options.on_error == "skip"), filter_rows]
-    made = None
-    if options.pad is None:
-        stages += [rowwise, fold]
-    else:
-        from penstock.engine.padding import make_pads
-
-        read, after, made = make_pads(columns, options.pad, rowwise=rowwise, has_function=bool(functions))
-        stages += [read, rowwise, after, fold]
-    for number, function in enumerate(functions):
-        label = "the transform"
-        if len(functions) > 1:
-            label = f"transform {number + 1} of {len(functions)} ({getattr(function, '__name__', function)!s})"
-        stages.append(Transform(function, transform_wants(function), number, label))
-    stages += [made, MarkPadding(total) if options.remainder == "pad" else None]
-    return tuple(stage for stage in stages if stage is not None)
 
 
 def stage_of(stages: Iterable[Stage], kind: type[_Kind]) -> _Kind | None:

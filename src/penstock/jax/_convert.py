@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from penstock.codecs.arrow_fixed import fill_value
-from penstock.engine.host import FoundRank, announce
+from penstock.engine.rank import FoundRank, announce
 from penstock.errors import ColumnNotFound, PlanError, SchemaError, close_names
 from penstock.nulls import check_nulls
 

@@ -22,8 +22,8 @@ from penstock.codecs import ScalarCodec
 from penstock.dataset.predicates import check_predicate
 from penstock.dataset.row_filter import RowFilter, make_row_filter
 from penstock.engine.host import default_workers
-from penstock.engine.loader import Make
 from penstock.engine.rowwise import FrameTransform, RowTransform, check_value
+from penstock.engine.stages import FilterRows
 from penstock.errors import PenstockWarning, TransformError, close_names, users_level
 from penstock.options import MEMORY_BYTES, SPAN_BYTES, LoaderOptions
 from penstock.petastorm._columns import StepType, row_type
@@ -310,14 +310,6 @@ class ReaderSetup:
             rowwise = RowTransform(options.transform_spec, fields, stack=False)
             if options.batched:
                 rowwise = FrameTransform(options.transform_spec, fields, self.dtypes)
-        make = Make(
-            1 if self.deals_whole else batch_items,
-            aligned=not self._gathers_batches and not self.batch_rows,
-            late=RowFilter(options.predicate, options.batched) if self.is_late else None,
-            unseen=self.unseen,
-            rowwise=rowwise,
-            most_waiting=options.results_queue_size,
-        )
         loader_options = LoaderOptions(
             batch_size=batch_items if self._gathers_batches else 1,
             shuffle=options.shuffle,
@@ -331,7 +323,17 @@ class ReaderSetup:
             memory_bytes=options.memory_bytes,
             lanes=options.lanes,
         )
-        return make_loader(self.dataset, loader_options, make, self.items)
+        late = RowFilter(options.predicate, options.batched) if self.is_late else None
+        return make_loader(
+            self.dataset,
+            loader_options,
+            self.items,
+            batch_items=1 if self.deals_whole else batch_items,
+            aligned=not self._gathers_batches and not self.batch_rows,
+            filter_rows=None if late is None else FilterRows(late, self.unseen),
+            rowwise=rowwise,
+            most_waiting=options.results_queue_size,
+        )
 
     @property
     def _gathers_batches(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.api import loader_for
-from penstock.engine.host import FoundRank, announce
+from penstock.engine.rank import FoundRank, announce
 from penstock.errors import PlanError
 from penstock.nulls import check_nulls
 from penstock.options import FrameworkKeywords, show_keywords

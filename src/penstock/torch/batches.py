@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from penstock.api import dataset_and_options, load
-from penstock.engine import host
 from penstock.engine.base_loader import BaseLoader
+from penstock.engine.rank import check_still
 from penstock.errors import DecodeError, PenstockWarning, PlanError, StateMismatch, users_level
 from penstock.options import FrameworkKeywords, show_keywords
 from penstock.torch.double_sharding import check_sharded_once
@@ -193,7 +193,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
         check_sharded_once(self, rank, world, caller)
         spawned = get_worker_info() is not None and self._pid == os.getpid()
         if self._rank_found and not spawned:  # a spawned process sees the launcher's variables, not torch.distributed
-            host.check_still(rank, world)
+            check_still(rank, world)
 
     def __len__(self) -> int:
         """Return the batches of a whole pass, wherever in it this is: that is what `len` of a DataLoader means."""

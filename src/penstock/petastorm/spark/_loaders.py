@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.host import find_rank
+from penstock.engine.rank import find_rank
 from penstock.errors import PenstockWarning, PlanError, close_names
 from penstock.petastorm.reader import make_batch_reader
 from penstock.petastorm.spark import _cache, _places

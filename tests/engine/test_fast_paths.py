@@ -48,7 +48,7 @@ def batches_with(ds, changes, **options):
             return list(made), made.stats()
 
 
-NO_ARENA = [(loader, "make_records", lambda *args, **more: None)]
+NO_ARENA = [(setup, "make_records", lambda *args, **more: None)]
 ALWAYS_ARENA = [(row_arena, "_LEAST_COLUMNS", 1), (row_arena, "_MOST_WASTE", 1e9)]
 
 
@@ -124,7 +124,7 @@ def test_a_full_shelf_keeps_what_it_has_and_the_rest_is_read_again(tmp_path):
 
     how = {"batch_size": 7, "epochs": 3, "workers": 2}
     plain, _ = batches_with(ds, [(setup, "_RETAIN_SHARE", 0.0)], **how)
-    fast, stats = batches_with(ds, [(loader, "Shelf", Small)], **how)
+    fast, stats = batches_with(ds, [(setup, "Shelf", Small)], **how)
     assert_same(fast, plain)
     assert 6 < stats["chunks_read"] < 18
 

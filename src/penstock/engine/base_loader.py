@@ -1,66 +1,34 @@
-"""What a loader and a mix have in common: passes, places and states; all that a framework needs of either.
+"""What a loader and a mix have in common: places, states and facts; all that a framework needs of either.
 
-A subclass says how places become states and streams; here is when a stream begins, where, and what becomes of the one
-before it. Holds no thread: those belong to the stream that is alive. `LoaderProxy` is the base class of the frameworks'
-loaders: they map the stream and leave passes, length, state and counters to the loader or mix behind them, so that
-there is one record of what the consumer has received.
+Streams and passes are those of `delivery.Passes`; a subclass says how places become states and streams. `LoaderProxy`
+is the base class of the frameworks' loaders: they map the stream and leave passes, length, state and counters to the
+loader or mix behind them, so that there is one record of what the consumer has received.
 """
 
 from __future__ import annotations
 
-import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.engine.delivery import ENDED, Acknowledged
-from penstock.errors import LoaderClosed
+from penstock.engine.delivery import Passes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
-    from penstock.engine.delivery import Stream
     from penstock.engine.loader import Loader
     from penstock.engine.locate import Skipped
     from penstock.engine.report import Report
-    from penstock.engine.stages import Batch
     from penstock.plan.plan import Plan
 
 
-class BaseLoader(ABC):
+class BaseLoader(Passes):
     """Iterable of batches in an order that can be saved and resumed; base class of `Loader` and `Mix`.
 
     Iterating again after the end, or after `break`, starts the next pass; after `load_state_dict` iteration goes on
     exactly where the state was taken. One iterator at a time: a new one ends the one before it, which raises
     LoaderClosed if it is asked for more.
     """
-
-    def __init__(self, start: Any) -> None:
-        self._progress = Acknowledged(start)
-        self._stream: Callable[[], Stream[Batch] | None] = _none
-        """Weak: a stream that nobody holds any more (after `break`) ends at once, and its threads with it."""
-        self._begun = 0
-        """The pass of the stream that was opened last."""
-        self._is_closed = False
-
-    # -- streams --------------------------------------------------------------------------------------------------
-
-    def stream(self, *, start: Any = None, every: tuple[int, int] = (0, 1)) -> Stream[Batch]:
-        """Return the deliveries of what is left of a pass: of the one that `iter` would give, or from `start` on.
-
-        `every=(i, n)` gives the batches i, i + n, i + 2n, ... of that sequence, for n workers that share a pass; their
-        places are those of the undivided sequence. Ends the stream before it.
-        """
-        self.check_open()
-        self._end_stream(ENDED)
-        place = self.next_start() if start is None else start
-        self._begun = self.pass_of(place)
-        stream = self._open(place, every, self._progress.begin(place))
-        self._stream = weakref.ref(stream)
-        return stream
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.stream())
 
     def __len__(self) -> int:
         """Return the batches that this iteration gives in all, or that the next one will; exact, constant meanwhile."""
@@ -78,31 +46,7 @@ class BaseLoader(ABC):
         # The place behind the last batch is the start of the next pass.
         return 0 if self._progress.in_pass and self.pass_of(place) != self._begun else self.count(place)
 
-    def next_pass(self) -> None:
-        """End a running iterator and go to the beginning of the next pass, unless this is the beginning of one."""
-        self._end_stream(ENDED)
-        self._progress.begin(self.next_pass_after(self._progress.place))
-
-    def next_start(self) -> Any:
-        """Return the place where the next iteration begins: after `break` that of the next pass."""
-        self._progress.settle()
-        with self._progress.lock:
-            place = self._progress.place
-            return self.next_pass_after(place) if self._progress.in_pass else place
-
-    def _end_stream(self, why: str) -> None:
-        self._progress.settle()
-        self._progress.end(why)
-        stream, self._stream = self._stream(), _none
-        if stream is not None:
-            stream.stop()  # without the lock: it waits for threads, in which a transform may ask for it
-
     # -- places and states ----------------------------------------------------------------------------------------
-
-    def place(self) -> Any:
-        """Return what the consumer has received; costs nothing."""
-        self._progress.settle()
-        return self._progress.place
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of this run as small JSON: what the consumer has received, not what was prefetched.
@@ -123,12 +67,6 @@ class BaseLoader(ABC):
         self.check_open()  # before a state that does not fit is reported
         self.go_to(self.place_of(state))
 
-    def go_to(self, place: Any) -> None:
-        """Go on from a place of this loader; ends a running iterator."""
-        self.check_open()
-        self._end_stream(ENDED)
-        self._progress.begin(place)
-
     @property
     def pass_number(self) -> int:
         """The pass, counted from 0, that the next batch belongs to; with epochs=None the epoch.
@@ -137,10 +75,6 @@ class BaseLoader(ABC):
         has loaded the state of then. Under remainder="uneven", ranks with fewer batches move on when their loop ends.
         """
         return self.pass_of(self.place())
-
-    @abstractmethod
-    def _open(self, place: Any, every: tuple[int, int], number: int) -> Stream[Batch]:
-        """Return the stream with that number in the progress, from a place on."""
 
     @abstractmethod
     def state_of(self, place: Any) -> dict[str, Any]:
@@ -159,16 +93,8 @@ class BaseLoader(ABC):
         """Return the place so many batches further; None where the pass has no batch there."""
 
     @abstractmethod
-    def next_pass_after(self, place: Any) -> Any:
-        """Return the beginning of the next pass; the place itself if it is the beginning of one."""
-
-    @abstractmethod
     def pass_after(self, place: Any) -> Any:
         """Return the beginning of the pass after the one that a place lies in."""
-
-    @abstractmethod
-    def pass_of(self, place: Any) -> int:
-        """Return the number of the pass that a place lies in."""
 
     @abstractmethod
     def count(self, place: Any) -> int | None:
@@ -226,34 +152,8 @@ class BaseLoader(ABC):
         stream = self._stream()
         return 0 if stream is None else stream.ready()
 
-    # -- the end --------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Stop threads and processes and wait for the calls they are in; the loader cannot be used again."""
-        self._is_closed = True
-        self._end_stream(self._closed)
-
-    _closed = "the loader is closed; make another one from the dataset"
-
-    def check_open(self) -> None:
-        """Raise LoaderClosed after `close`."""
-        if self._is_closed:
-            raise LoaderClosed(self._closed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __reduce__(self) -> Any:
         raise TypeError("a loader is not pickled or copied; make one in the other process and give it the state_dict()")
-
-
-def _none() -> None:
-    return None
 
 
 class LoaderProxy:
@@ -267,7 +167,7 @@ class LoaderProxy:
 
     @property
     def batches_left(self) -> int | None:
-        """BaseLoader of this pass that the consumer has not received; None: it has no end."""
+        """Batches of this pass that the consumer has not received; None: it has no end."""
         return self.native.batches_left
 
     @property

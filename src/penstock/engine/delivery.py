@@ -1,9 +1,9 @@
 """The way out of the engine: deliveries, each a batch together with the place behind it, and streams of them.
 
-A loader or mix (`batches`) opens a stream; frameworks `map` it, a few deliveries ahead if they copy to a device, and
-hand the batches to the user. A batch counts as received only when its place is acknowledged (`Stream.received`), so
-code that prefetches, splits into rows or sends to another process carries the delivery along and acknowledges when
-the real consumer has it. `Acknowledged` is the only record of what was received.
+A loader or mix opens a stream; frameworks `map` it, a few deliveries ahead if they copy to a device, and hand the
+batches to the user. A batch counts as received only when its place is acknowledged (`Stream.received`), so code that
+prefetches, splits into rows or sends to another process carries the delivery along and acknowledges when the real
+consumer has it. `Acknowledged` is the only record of what was received; `Passes` opens one stream after the other.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from penstock.errors import LoaderClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
 
     import numpy as np
     from numpy.typing import NDArray
 
     from penstock.engine.locate import Skipped
+    from penstock.engine.stages import Batch
     from penstock.plan import Cursor, EpochPlan, Order
 
 B = TypeVar("B")
@@ -286,11 +287,9 @@ class Stream(ABC, Generic[B]):
         `ahead` 0: called in the taking thread; n: by a thread of its own, up to n deliveries ahead of the consumer.
         Where the function fails, its batch was not received.
         """
-        if not ahead:
-            return Mapped(self, function)
-        from penstock.engine.prefetch import Prefetched
+        from penstock.engine.prefetch import Mapped, Prefetched
 
-        return Prefetched(self, function, ahead)
+        return Prefetched(self, function, ahead) if ahead else Mapped(self, function)
 
     def next_received(self) -> Delivery[B] | None:
         """Take the next delivery, or None, and acknowledge it or the end of the pass: what a `for` loop does."""
@@ -311,60 +310,110 @@ class Stream(ABC, Generic[B]):
         """Take for `next_received`: a stream that wakes a thread in `take` wakes it later here."""
         return self.take()
 
-    def __iter__(self) -> BatchIterator[B]:
-        return BatchIterator(self)
-
-
-def _passed_on(name: str) -> Any:
-    """Return a property that gives an attribute or a method of the stream behind."""
-    return property(attrgetter(f"_source.{name}"))
-
-
-class Wrapping(Stream[C], Generic[B, C]):
-    """A stream in front of another one: what it does not do itself it passes on."""
-
-    def __init__(self, source: Stream[B]) -> None:
-        self._source = source
-
-    length, is_over, end = _passed_on("length"), _passed_on("is_over"), _passed_on("end")
-    received, ready, before_state = _passed_on("received"), _passed_on("ready"), _passed_on("before_state")
-    release, stop, note_ahead = _passed_on("release"), _passed_on("stop"), _passed_on("note_ahead")
-    note_hand_over, note_waiting = _passed_on("note_hand_over"), _passed_on("note_waiting")
-
-
-class Mapped(Wrapping[B, C]):
-    """A stream whose batches a function changes in the taking thread."""
-
-    def __init__(self, source: Stream[B], function: Callable[[Delivery[B]], C]) -> None:
-        super().__init__(source)
-        self._function = function
-
-    def take(self) -> Delivery[C] | None:
-        """Return the next delivery, changed; where the function fails the stream is stopped."""
-        delivery = self._source.take()
-        if delivery is None:
-            return None
-        began = time.perf_counter()
-        try:
-            made = self._function(delivery)
-        except BaseException:
-            self.release()
-            raise
-        self._source.note_hand_over(time.perf_counter() - began)
-        return Delivery(made, *delivery[1:])
-
-
-class BatchIterator(Generic[B]):
-    """What a `for` loop iterates: takes from a stream and acknowledges each batch as it hands it out."""
-
-    def __init__(self, stream: Stream[B]) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> BatchIterator[B]:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> B:
-        delivery = self._stream.next_received()
+        delivery = self.next_received()
         if delivery is None:
             raise StopIteration
         return delivery.batch
+
+
+class Passes(ABC):
+    """Iterable that gives one pass after another, each by a stream; base class of loaders and mixes.
+
+    Holds what the consumer has received, and ends a stream when another one begins. Holds no thread: those belong to
+    the stream that is alive.
+    """
+
+    def __init__(self, start: Any) -> None:
+        self._progress = Acknowledged(start)
+        self._stream: Callable[[], Stream[Batch] | None] = _none
+        """Weak: a stream that nobody holds any more (after `break`) ends at once, and its threads with it."""
+        self._begun = 0
+        """The pass of the stream that was opened last."""
+        self._is_closed = False
+
+    def stream(self, *, start: Any = None, every: tuple[int, int] = (0, 1)) -> Stream[Batch]:
+        """Return the deliveries of what is left of a pass: of the one that `iter` would give, or from `start` on.
+
+        `every=(i, n)` gives the batches i, i + n, i + 2n, ... of that sequence, for n workers that share a pass; their
+        places are those of the undivided sequence. Ends the stream before it.
+        """
+        self.check_open()
+        self._end_stream(ENDED)
+        place = self.next_start() if start is None else start
+        self._begun = self.pass_of(place)
+        stream = self._open(place, every, self._progress.begin(place))
+        self._stream = weakref.ref(stream)
+        return stream
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.stream())
+
+    def next_pass(self) -> None:
+        """End a running iterator and go to the beginning of the next pass, unless this is the beginning of one."""
+        self._end_stream(ENDED)
+        self._progress.begin(self.next_pass_after(self._progress.place))
+
+    def go_to(self, place: Any) -> None:
+        """Go on from a place of this loader; ends a running iterator."""
+        self.check_open()
+        self._end_stream(ENDED)
+        self._progress.begin(place)
+
+    def next_start(self) -> Any:
+        """Return the place where the next iteration begins: after `break` that of the next pass."""
+        self._progress.settle()
+        with self._progress.lock:
+            place = self._progress.place
+            return self.next_pass_after(place) if self._progress.in_pass else place
+
+    def _end_stream(self, why: str) -> None:
+        self._progress.settle()
+        self._progress.end(why)
+        stream, self._stream = self._stream(), _none
+        if stream is not None:
+            stream.stop()  # without the lock: it waits for threads, in which a transform may ask for it
+
+    def place(self) -> Any:
+        """Return what the consumer has received; costs nothing."""
+        self._progress.settle()
+        return self._progress.place
+
+    def close(self) -> None:
+        """Stop threads and processes and wait for the calls they are in; the loader cannot be used again."""
+        self._is_closed = True
+        self._end_stream(self._closed)
+
+    _closed = "the loader is closed; make another one from the dataset"
+
+    def check_open(self) -> None:
+        """Raise LoaderClosed after `close`."""
+        if self._is_closed:
+            raise LoaderClosed(self._closed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def _open(self, place: Any, every: tuple[int, int], number: int) -> Stream[Batch]:
+        """Return the stream with that number in the progress, from a place on."""
+
+    @abstractmethod
+    def next_pass_after(self, place: Any) -> Any:
+        """Return the beginning of the next pass; the place itself if it is the beginning of one."""
+
+    @abstractmethod
+    def pass_of(self, place: Any) -> int:
+        """Return the number of the pass that a place lies in."""
+
+
+def _none() -> None:
+    return None

@@ -1,6 +1,7 @@
-"""A stream whose batches are changed by a thread, a few ahead of the consumer: conversion and copies to a device.
+"""Streams in front of others: their batches are changed as they are taken, or by a thread ahead of the consumer.
 
-`Stream.map(function, ahead=n)` makes it. The thread takes, works and queues; what was queued is not received before
+`Stream.map(function)` makes a `Mapped` stream, `Stream.map(function, ahead=n)` a `Prefetched` one, for conversion and
+copies to a device. The thread takes, works and queues; what was queued is not received before
 the consumer acknowledges it. Nothing here knows of tensors, devices or datasets.
 
 What happens to the thread, in every case: at the end of the pass and after an error it ends by itself, the error being
@@ -17,9 +18,10 @@ import threading
 import time
 import weakref
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from penstock.engine.delivery import CLOSED, FORKED, Delivery, Stream, Wrapping
+from penstock.engine.delivery import CLOSED, FORKED, Delivery, Stream
 from penstock.errors import LoaderClosed
 from penstock.halt import wait_in
 
@@ -31,6 +33,45 @@ C = TypeVar("C")
 
 _LOOK_S = 1.0
 """A waiting consumer wakes this often: on Windows Ctrl-C does not interrupt an endless wait."""
+
+
+def _passed_on(name: str) -> Any:
+    """Return a property that gives an attribute or a method of the stream behind."""
+    return property(attrgetter(f"_source.{name}"))
+
+
+class Wrapping(Stream[C], Generic[B, C]):
+    """A stream in front of another one: what it does not do itself it passes on."""
+
+    def __init__(self, source: Stream[B]) -> None:
+        self._source = source
+
+    length, is_over, end = _passed_on("length"), _passed_on("is_over"), _passed_on("end")
+    received, ready, before_state = _passed_on("received"), _passed_on("ready"), _passed_on("before_state")
+    release, stop, note_ahead = _passed_on("release"), _passed_on("stop"), _passed_on("note_ahead")
+    note_hand_over, note_waiting = _passed_on("note_hand_over"), _passed_on("note_waiting")
+
+
+class Mapped(Wrapping[B, C]):
+    """A stream whose batches a function changes in the taking thread."""
+
+    def __init__(self, source: Stream[B], function: Callable[[Delivery[B]], C]) -> None:
+        super().__init__(source)
+        self._function = function
+
+    def take(self) -> Delivery[C] | None:
+        """Return the next delivery, changed; where the function fails the stream is stopped."""
+        delivery = self._source.take()
+        if delivery is None:
+            return None
+        began = time.perf_counter()
+        try:
+            made = self._function(delivery)
+        except BaseException:
+            self.release()
+            raise
+        self._source.note_hand_over(time.perf_counter() - began)
+        return Delivery(made, *delivery[1:])
 
 
 class Prefetched(Wrapping[B, C]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.delivery import Wrapping
+from penstock.engine.prefetch import Wrapping
 from penstock.engine.stages import Batch
 from penstock.petastorm.errors import NoDataAvailableError
 

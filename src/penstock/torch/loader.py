@@ -72,7 +72,7 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
         group: A process group, or a device mesh of one dimension, whose ranks share the data; for tensor or pipeline
             parallelism, where the global rank is the wrong one. Default: see `rank` of `Dataset.loader`.
         nulls: "mask", "error", or names of columns; see `as_tensors`.
-        prefetch: BaseLoader that may wait on the device; has no effect without one.
+        prefetch: Batches that may wait on the device; has no effect without one.
         decode: "gpu": JPEG columns go to the CUDA device as bytes and are decoded there (needs torchvision). If that is
             not possible, or another option needs the pixels earlier, a warning says why and the CPU decodes. See
             docs/gpu.md for when it pays.
@@ -163,7 +163,7 @@ class Loader(LoaderProxy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of any world, batch size, workers or framework; ends a running iterator.
 
-        Also takes the state of a `StatefulDataLoader` over `BaseLoader`.
+        Also takes the state of a `StatefulDataLoader` over `Batches`.
         """
         place = place_of(self.native, state)
         self.native.go_to(place)

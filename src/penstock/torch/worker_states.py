@@ -44,7 +44,7 @@ class WorkerPasses:
         self._start: Any = start
         """Where this worker's pass begins; None: it has no batch left in it."""
         self._offset = offset
-        """BaseLoader of all workers from `_start` to the next one of this worker."""
+        """Batches of all workers from `_start` to the next one of this worker."""
         self._following = self._native.pass_after(start)
         """The beginning of the pass after it."""
 

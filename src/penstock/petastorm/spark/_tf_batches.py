@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.base_loader import LoaderProxy
-from penstock.engine.delivery import ENDED, Delivery, Wrapping
+from penstock.engine.delivery import ENDED, Delivery
+from penstock.engine.prefetch import Wrapping
 from penstock.errors import LoaderClosed
 from penstock.petastorm._row_feed import CutBatch, ReaderFeed, arrange, cut
 from penstock.petastorm._tf_values import column_of

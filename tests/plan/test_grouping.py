@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from penstock.plan.epoch import Visits
-from penstock.plan.grouping import PartGrouping, RowGrouping
+from penstock.plan.grouping import RowGrouping
+from penstock.plan.parts import PartGrouping
 from penstock.plan.windows import WindowGrouping, WindowRule, WindowTable
 
 COUNTS = np.array([5, 0, 3, 1], np.int64)

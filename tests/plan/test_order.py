@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.plan import Cursor, Order, Share, choose_lanes, permutation, plan_epoch
-from penstock.plan.order import Words, stable_argsort, stable_argsort_part, typical_rows
+from penstock.plan.order import typical_rows
+from penstock.plan.permutation import Words, stable_argsort, stable_argsort_part
 from penstock.plan.shuffled import LADDER
 from tests.depth import depth
 from tests.plan import plain

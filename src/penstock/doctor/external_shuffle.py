@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.plan.order import stable_argsort
+from penstock.plan.permutation import stable_argsort
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -32,7 +32,8 @@ from penstock.petastorm.cache import NULL_CACHE, NullCache, make_cache
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.petastorm.ngram import NGram
-from penstock.plan.grouping import PartGrouping, RowGrouping
+from penstock.plan.grouping import RowGrouping
+from penstock.plan.parts import PartGrouping
 from penstock.plan.windows import WindowGrouping
 from penstock.schema import Unischema, UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema

@@ -1,12 +1,13 @@
 """Plan a run: which rows, in what order, for whom; pure functions of counts, a seed and a place.
 
-`order` holds the values that fix a run; `grouping` says what items are; `epoch` has the interface of epoch plans and
-the sequential one, `shuffled` the other; `state` stores a place; `plan` describes a run to a person; `draws` decides
-the turns of a mix. NumPy only: no files, clocks or threads.
+`order` holds the values that fix a run; `grouping`, `parts` and `windows` say what items are; `epoch` has the interface
+of epoch plans and the sequential one, `shuffled` the other, by `permutation`; `state` stores a place; `plan` describes
+a run to a person; `draws` decides the turns of a mix. NumPy only: no files, clocks or threads.
 """
 
 from penstock.plan.epoch import EpochPlan, Visits, plan_epoch
-from penstock.plan.order import Cursor, Kind, Order, Remainder, Share, epochs_left, permutation, steps_left
+from penstock.plan.order import Cursor, Kind, Order, Remainder, Share, epochs_left, steps_left
+from penstock.plan.permutation import permutation
 from penstock.plan.plan import Plan, Sizes, make_plan
 from penstock.plan.shuffled import Lanes, choose_lanes
 from penstock.plan.state import State, check, check_owner, check_predicate

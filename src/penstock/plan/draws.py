@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from penstock.errors import PlanError, StateMismatch
-from penstock.plan.order import DRAWS, Words, check_seed
+from penstock.plan.order import check_seed
+from penstock.plan.permutation import DRAWS, Words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -271,7 +271,7 @@ def lay(counts: NDArray[np.int64], *, order: Order, epoch: int) -> Line:
     """Return the line of `epoch`: chunks with rows only, as stored or permuted by (seed, epoch)."""
     chunks = np.flatnonzero(counts).astype(np.int64, copy=False)
     if order.kind != "natural":
-        from penstock.plan.order import CHUNKS, permutation  # here: natural order needs none
+        from penstock.plan.permutation import CHUNKS, permutation  # here: natural order needs none
 
         chunks = chunks[permutation(len(chunks), seed=order.seed, epoch=epoch, a=0, b=0, kind=CHUNKS)]
     borders = np.zeros(len(chunks) + 1, dtype=np.int64)

@@ -26,16 +26,8 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.epoch import EpochPlan, Line, Visits, cut, in_order, joined, lay, repeated
-from penstock.plan.order import (
-    BLOCKS,
-    Cursor,
-    Words,
-    as_counts,
-    check_lanes,
-    stable_argsort,
-    stable_argsort_part,
-    typical_rows,
-)
+from penstock.plan.order import Cursor, as_counts, check_lanes, typical_rows
+from penstock.plan.permutation import BLOCKS, Words, stable_argsort, stable_argsort_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,18 +18,21 @@ if TYPE_CHECKING:
 MAP = [
     {"errors", "halt"},
     {"options", "progress", "nulls", "plugins"},
+    {"keywords"},
     {"alias"},
     {"aliases"},
     {"storage"},
     {"codecs"},
     {"schema"},
     {"source"},
+    {"openers"},
     {"dataset"},
     {"predicates"},
     {"plan"},
     {"engine"},
     {"display"},
     {"api"},
+    {"factories"},
     {"torch", "tensorflow", "jax"},
     {"write"},
     {"spark"},
@@ -46,7 +49,7 @@ LINE = {stage: line for line, stages in enumerate(MAP) for stage in stages}
 # (module, import) -> why it may. Only for names that annotations need and that are never imported at run time.
 TYPES_ONLY = {
     ("display.py", "penstock.api"): "the dataset that it draws",
-    ("options.py", "penstock.schema.transform"): "what transform= takes",
+    ("keywords.py", "penstock.schema.transform"): "what transform= takes",
 }
 
 # Planning is pure: arrays in, arrays out. No files, clocks, threads or processes.

@@ -15,15 +15,8 @@ import pytest
 import penstock
 import penstock.doctor
 from penstock.errors import PenstockDeprecationWarning, PlanError
-from penstock.options import (
-    OPENING,
-    FrameworkKeywords,
-    LoaderKeywords,
-    LoaderOptions,
-    PlanKeywords,
-    check_keywords,
-    show_keywords,
-)
+from penstock.keywords import OPENING, FrameworkKeywords, LoaderKeywords, PlanKeywords, check_keywords, show_keywords
+from penstock.options import LoaderOptions
 
 DEPRECATED = {"window_bytes"}
 

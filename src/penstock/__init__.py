@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from penstock import codecs, errors
 from penstock.api import Dataset, Loader, open
 from penstock.codecs import register_codec
+from penstock.openers import register_source
 from penstock.options import Window
 from penstock.schema import Unischema, UnischemaField
 from penstock.schema.transform import TransformSpec
-from penstock.source import register_source
 from penstock.write import write
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from penstock.codecs.row_values import only_value
 from penstock.dataset import open_parquet, pick_columns
 from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
-from penstock.engine.base_loader import BaseLoader
 from penstock.engine.build import Builder
 from penstock.engine.engine_stream import Stats
 from penstock.engine.gather import BlockPool
@@ -28,25 +27,17 @@ from penstock.engine.inputs import Inputs, columns_of
 from penstock.engine.loader import Loader
 from penstock.engine.stages import Decode, FilterRows, Fold
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
-from penstock.options import (
-    MEMORY_BYTES,
-    OPENING,
-    FrameworkKeywords,
-    LoaderKeywords,
-    LoaderOptions,
-    PlanKeywords,
-    check_keywords,
-    one_of,
-    show_keywords,
-)
+from penstock.keywords import LoaderKeywords, PlanKeywords, check_keywords, show_keywords
+from penstock.openers import find_opener
+from penstock.options import MEMORY_BYTES, LoaderOptions, one_of
 from penstock.plan.grouping import RowGrouping
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
-from penstock.source import Selection, find_opener, may_hold_nulls
+from penstock.source import Selection, may_hold_nulls
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -134,7 +125,8 @@ def _source_of(source: Any, columns: Iterable[Any] | None, options: dict[str, An
             raise TypeError(f"{next(iter(given))}= is for opening a URL; this source is open already")
         taken: Source = source
         return taken
-    opener = None if "filesystem" in given else find_opener(source)
+    has_scheme = isinstance(source, str) and "://" in source
+    opener = find_opener(source) if has_scheme and "filesystem" not in given else None
     if opener is not None:
         return opener(source, **given) if columns is None else opener(source, columns=columns, **given)
     if options["cache"] is not None:
@@ -363,14 +355,16 @@ class Dataset:
 
         Args:
             batch_size: Rows of a batch on each rank.
-            **options: The keys of `penstock.options.LoaderKeywords`.
+            **options: The keys of `penstock.keywords.LoaderKeywords`.
 
         Raises:
             PlanError: Options that contradict each other.
             BudgetError: Too few bytes for the shuffle buffer, one read and two batches; names the least.
             TypeError: A keyword that is not an option.
         """
-        given = check_keywords(options, Dataset.loader, owner="Dataset.loader")
+        given: Any = options
+        if not given.keys() <= LoaderOptions.__dataclass_fields__.keys():  # a name that is deprecated or unknown
+            given = check_keywords(options, Dataset.loader, owner="Dataset.loader")
         return load(self, LoaderOptions(batch_size=batch_size, **given))
 
     def _special_loader(self, options: LoaderOptions, spec: TransformSpec | None) -> Loader:
@@ -394,7 +388,7 @@ class Dataset:
         if self._late is not None:
             filter_rows = FilterRows(self._late, self._late.fields - set(read.columns))
             read = read.select([*read.columns, *sorted(filter_rows.hidden)])
-        inputs = replace(read._inputs(items), filter_rows=filter_rows, rowwise=rowwise, fold=fold)
+        inputs = replace(read.inputs(items), filter_rows=filter_rows, rowwise=rowwise, fold=fold)
         return Loader(inputs, options)
 
     @show_keywords(PlanKeywords)
@@ -405,7 +399,7 @@ class Dataset:
 
         Args:
             batch_size: Rows of a batch on each rank.
-            **options: The keys of `penstock.options.PlanKeywords`.
+            **options: The keys of `penstock.keywords.PlanKeywords`.
         """
         from penstock.engine.inputs import choose_order
         from penstock.engine.loader_facts import describe
@@ -413,7 +407,7 @@ class Dataset:
 
         given = check_keywords(options, Dataset.plan, owner="Dataset.plan")
         chosen = LoaderOptions(batch_size=batch_size, **given)
-        inputs = self._inputs()
+        inputs = self.inputs()
         order = choose_order(inputs, chosen)
         share = Share(chosen.rank or 0, chosen.world or 1, chosen.batch_size, chosen.remainder, chosen.drop_last)
         return describe(inputs, order, Cursor.start(0, order, len(self)), share, chosen)
@@ -457,7 +451,8 @@ class Dataset:
             )
         return self._read_columns
 
-    def _inputs(self, items: Grouping | None = None) -> Inputs:
+    def inputs(self, items: Grouping | None = None) -> Inputs:
+        """Return what a loader of these rows works from; `items` are dealt out instead of rows."""
         if not self._names:
             raise PlanError("no columns are selected: there is nothing to load; select at least one")
         source, selection = self._source, self._selection
@@ -509,63 +504,5 @@ def load(dataset: Dataset, options: LoaderOptions) -> Loader:
             found = type(function).__name__
             raise PlanError(f"transform must be a function of the batch, or a list of such functions; got {found}")
     if options.window is None and spec is None and dataset._late is None:
-        return Loader(dataset._inputs(), options)
+        return Loader(dataset.inputs(), options)
     return dataset._special_loader(options, spec)
-
-
-def dataset_and_options(
-    dataset_or_url: Any, batch_size: int | None, options: FrameworkKeywords, *, function: Callable[..., Any], owner: str
-) -> tuple[Dataset, LoaderOptions]:
-    """Return the dataset and the checked options that a framework's loader was given.
-
-    A URL (or whatever else `penstock.open` takes) is opened; a dataset is narrowed to `columns` and `filters`.
-
-    Raises:
-        TypeError: A keyword that is not in the signature of `function`, which messages call `owner`; no `batch_size`.
-        PlanError: `storage_options` or `filesystem` for a dataset that is open already.
-    """
-    given = check_keywords(options, function, owner=owner)
-    if batch_size is None:
-        raise TypeError(f"{owner}() needs batch_size=, the rows of a batch on each rank")
-    opening = {name: value for name in OPENING if (value := given.pop(name, None)) is not None}
-    checked = LoaderOptions(batch_size=batch_size, **given)
-    if not isinstance(dataset_or_url, Dataset):
-        return open(dataset_or_url, **opening), checked
-    dataset, columns, filters = dataset_or_url, opening.pop("columns", None), opening.pop("filters", None)
-    for name in opening:
-        raise PlanError(f"{name}= is for opening a URL; the dataset is open already: give it to penstock.open")
-    dataset = dataset if filters is None else dataset.where(filters)
-    return dataset if columns is None else dataset.select(columns), checked
-
-
-def loader_for(  # noqa: PLR0913 -- what the factories of frameworks were given
-    source: Any,
-    batch_size: int | None,
-    options: FrameworkKeywords,
-    *,
-    function: Callable[..., Any],
-    owner: str,
-    change: Callable[[LoaderOptions], LoaderOptions] = lambda given: given,
-) -> BaseLoader:
-    """Return the loader of NumPy batches for what a framework's loader was given: a dataset, a URL, a loader or a mix.
-
-    `change` fills in what the framework knows, such as rank and world.
-
-    Raises:
-        TypeError: As `dataset_and_options`; or a batch size or options beside a loader or mix.
-    """
-    if isinstance(source, BaseLoader):
-        given = [*(["batch_size"] if batch_size is not None else []), *options]
-        if given:
-            raise TypeError(
-                f"{owner}() was given a {type(source).__name__}, which has batch size, order and columns of its own; "
-                f"leave out {', '.join(f'{name}=' for name in given)}, or give it the dataset"
-            )
-        return source
-    dataset, checked = dataset_and_options(source, batch_size, options, function=function, owner=owner)
-    return load(dataset, change(checked))
-
-
-def make_loader(ds: Dataset, options: LoaderOptions, items: Grouping, **how: Any) -> Loader:
-    """Return a loader of other items than rows; `how` are fields of `penstock.engine.inputs.Inputs`."""
-    return Loader(replace(ds._inputs(items), **how), options)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.api import make_loader
+from penstock.factories import make_loader
 from penstock.options import LoaderOptions
 from penstock.plan.grouping import Grouping, ItemRows
 from penstock.testing import assert_resumes_exactly, make_parquet

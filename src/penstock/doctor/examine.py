@@ -19,7 +19,8 @@ from penstock.doctor.labels import check_label, find_label
 from penstock.doctor.report import DoctorReport, Finding
 from penstock.doctor.target_layout import TrainingRun, aim, weigh
 from penstock.errors import BadFile, MetadataError, PlanError, SchemaError
-from penstock.options import SHUFFLE_BYTES, warn_renamed
+from penstock.keywords import warn_renamed
+from penstock.options import SHUFFLE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

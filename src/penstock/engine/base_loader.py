@@ -1,8 +1,8 @@
 """What a loader and a mix have in common: places, states and facts; all that a framework needs of either.
 
-Streams and passes are those of `delivery.Passes`; a subclass says how places become states and streams. `LoaderProxy`
-is the base class of the frameworks' loaders: they map the stream and leave passes, length, state and counters to the
-loader or mix behind them, so that there is one record of what the consumer has received.
+Streams and passes are those of `delivery.StreamedPasses`; a subclass says how places become states and streams.
+`LoaderProxy` is the base class of the frameworks' loaders: they map the stream and leave passes, length, state and
+counters to the loader or mix behind them, so that there is one record of what the consumer has received.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.engine.delivery import Passes
+from penstock.engine.delivery import StreamedPasses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan
 
 
-class BaseLoader(Passes):
+class BaseLoader(StreamedPasses):
     """Iterable of batches in an order that can be saved and resumed; base class of `Loader` and `Mix`.
 
     Iterating again after the end, or after `break`, starts the next pass; after `load_state_dict` iteration goes on

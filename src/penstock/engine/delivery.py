@@ -3,7 +3,7 @@
 A loader or mix opens a stream; frameworks `map` it, a few deliveries ahead if they copy to a device, and hand the
 batches to the user. A batch counts as received only when its place is acknowledged (`Stream.received`), so code that
 prefetches, splits into rows or sends to another process carries the delivery along and acknowledges when the real
-consumer has it. `Acknowledged` is the only record of what was received; `Passes` opens one stream after the other.
+consumer has it. `Acknowledged` is the only record of what was received; `StreamedPasses` opens streams one by one.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class Stream(ABC, Generic[B]):
         return delivery.batch
 
 
-class Passes(ABC):
+class StreamedPasses(ABC):
     """Iterable that gives one pass after another, each by a stream; base class of loaders and mixes.
 
     Holds what the consumer has received, and ends a stream when another one begins. Holds no thread: those belong to

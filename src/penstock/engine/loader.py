@@ -74,7 +74,7 @@ class Loader(LoaderFacts):
         return self._setup.stages
 
     def stream(self, *, start: Any = None, every: tuple[int, int] = (0, 1)) -> Stream[Batch]:
-        """Return the deliveries of what is left of a pass; see `Passes.stream`."""
+        """Return the deliveries of what is left of a pass; see `StreamedPasses.stream`."""
         if self._options.rank is None and self._options.world is None:
             check_still(self.rank, self.world)
         return super().stream(start=start, every=every)

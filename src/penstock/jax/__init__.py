@@ -13,10 +13,10 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from penstock.api import loader_for
 from penstock.engine.base_loader import LoaderProxy
 from penstock.errors import PlanError
-from penstock.options import FrameworkKeywords, show_keywords
+from penstock.factories import loader_for
+from penstock.keywords import FrameworkKeywords, show_keywords
 
 try:
     import jax  # noqa: F401 -- the parts below need it
@@ -72,7 +72,7 @@ def loader(
             have it in every batch, and a null elsewhere is an error. "error": so is any null.
         rank: This process's part; default: the one that `sharding` implies, else the process index of JAX where there
             are several processes, else as for `Dataset.loader`.
-        **options: The keys of `penstock.options.FrameworkKeywords`.
+        **options: The keys of `penstock.keywords.FrameworkKeywords`.
 
     Raises:
         PlanError: Options that contradict each other, or batches that do not divide among the devices.

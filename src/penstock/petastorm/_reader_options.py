@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 import numpy as np
 
 import penstock
-from penstock.api import make_loader
 from penstock.codecs import ScalarCodec
 from penstock.dataset.predicates import check_predicate
 from penstock.dataset.row_filter import RowFilter, make_row_filter
@@ -25,6 +24,7 @@ from penstock.engine.host import default_workers
 from penstock.engine.rowwise import FrameTransform, RowTransform, check_value
 from penstock.engine.stages import FilterRows
 from penstock.errors import PenstockWarning, TransformError, close_names, users_level
+from penstock.factories import make_loader
 from penstock.options import MEMORY_BYTES, SPAN_BYTES, LoaderOptions
 from penstock.petastorm._columns import StepType, row_type
 from penstock.petastorm._dtypes import batch_dtypes

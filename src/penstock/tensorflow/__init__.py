@@ -12,11 +12,11 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.api import loader_for
 from penstock.engine.rank import FoundRank, announce
 from penstock.errors import PlanError
+from penstock.factories import loader_for
+from penstock.keywords import FrameworkKeywords, show_keywords
 from penstock.nulls import check_nulls
-from penstock.options import FrameworkKeywords, show_keywords
 
 try:
     import tensorflow  # noqa: F401 -- the parts below need it
@@ -69,7 +69,7 @@ def loader(
         transform: Function of NumPy batches, or a `TransformSpec`. To find the spec, one small batch is passed through
             it when the loader is made; `element_spec` avoids that.
         pad: Fill value for columns of variable shape: they become dense tensors.
-        **options: The keys of `penstock.options.FrameworkKeywords`.
+        **options: The keys of `penstock.keywords.FrameworkKeywords`.
 
     Raises:
         PlanError: Options that contradict each other.

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from penstock.api import dataset_and_options, load
+from penstock.api import load
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.rank import check_still
 from penstock.errors import DecodeError, PenstockWarning, PlanError, StateMismatch, users_level
-from penstock.options import FrameworkKeywords, show_keywords
+from penstock.factories import dataset_and_options
+from penstock.keywords import FrameworkKeywords, show_keywords
 from penstock.torch.double_sharding import check_sharded_once
 from penstock.torch.loader import Loader, ToMemory
 from penstock.torch.pass_board import PassBoard

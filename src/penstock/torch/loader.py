@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from penstock.api import dataset_and_options, load, loader_for
+from penstock.api import load
 from penstock.engine.base_loader import BaseLoader, LoaderProxy
 from penstock.engine.prefetch import Prefetched
 from penstock.errors import PlanError
-from penstock.options import FrameworkKeywords, show_keywords
+from penstock.factories import dataset_and_options, loader_for
+from penstock.keywords import FrameworkKeywords, show_keywords
 from penstock.torch.device import DeviceTransform, check_device, map_tensors, mover_for
 from penstock.torch.gpu import KeepEncoded, decode_on_gpu
 from penstock.torch.process_group import with_group
@@ -76,7 +77,7 @@ def loader(  # noqa: PLR0913 -- a public factory takes flat keywords
         decode: "gpu": JPEG columns go to the CUDA device as bytes and are decoded there (needs torchvision). If that is
             not possible, or another option needs the pixels earlier, a warning says why and the CPU decodes. See
             docs/gpu.md for when it pays.
-        **options: The keys of `penstock.options.FrameworkKeywords`.
+        **options: The keys of `penstock.keywords.FrameworkKeywords`.
 
     Raises:
         PlanError: Options that contradict each other, or a device that does not exist.

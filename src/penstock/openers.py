@@ -1,0 +1,70 @@
+"""Sources of third parties: the functions that open URLs of schemes of their own.
+
+`register_source` adds one, and installed packages do by an entry point; `api.open` asks for the opener of a URL.
+Nothing that a dataset stores is ever imported by its path.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock.errors import PlanError
+from penstock.plugins import find_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.source import Source
+
+ENTRY_POINTS = "penstock.sources"
+"""Entry point group of packages that add sources: the name is the scheme, the object the opener."""
+
+
+Opener: TypeAlias = "Callable[..., Source]"
+"""Called as `opener(url, columns=..., storage_options=..., ...)` with the arguments of `penstock.open` that were
+given; returns a source. An argument that it does not take is a TypeError, as for any function."""
+
+
+_OPENERS: dict[str, Opener] = {}
+
+
+def register_source(scheme: str, opener: Opener) -> None:
+    """Let `penstock.open("SCHEME://...")` open what `opener` returns.
+
+    An installed package does the same, without being imported first, by an entry point of the group
+    `penstock.sources` whose name is the scheme. Schemes that fsspec or pyarrow know, and the plain paths, stay theirs
+    unless one is registered here.
+
+    Raises:
+        PlanError: The name is not a scheme, or another opener is registered for it.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
+        raise PlanError(f"a scheme is lower case letters, digits and '+.-'; got {scheme!r}")
+    if not callable(opener):
+        raise TypeError(f"register_source takes a function that returns a Source; got {opener!r}")
+    if _OPENERS.setdefault(scheme, opener) is not opener:
+        raise PlanError(f"{scheme!r} is registered already, for {_OPENERS[scheme]!r}; choose another scheme")
+
+
+def find_opener(url: Any) -> Opener | None:
+    """Return the registered opener of a URL's scheme; None for paths and for the URLs of stores.
+
+    Installed packages are searched only for a scheme that neither is registered nor belongs to a store.
+
+    Raises:
+        PlanError: Several installed packages add the scheme.
+    """
+    scheme, found, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if not found:
+        return None
+    return _OPENERS.get(scheme) or (None if _is_store(scheme) else find_installed(ENTRY_POINTS, scheme))
+
+
+def _is_store(scheme: str) -> bool:
+    """Tell whether pyarrow or fsspec open URLs of this scheme."""
+    if scheme.split("::", maxsplit=1)[0] in ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "mock"):
+        return True
+    from fsspec.registry import known_implementations, registry
+
+    return scheme in known_implementations or scheme in registry

@@ -261,9 +261,8 @@ class Builder:
             return None
         if any(column.masked for column in self.columns):
             return None
-        return {
-            column.name: cast("NDArray[Any]", one.values) for column, one in zip(self.columns, columns, strict=True)
-        }
+        ready: dict[str, Any] = {column.name: one.values for column, one in zip(self.columns, columns, strict=True)}
+        return ready
 
     def _slices(self, span: Span, columns: dict[str, NDArray[Any]]) -> Results:
         """Cut finished columns into batches without a call for each column; `finish_span` is the plain twin."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from penstock.codecs.arrow import Fixed
     from penstock.engine.inputs import Column
     from penstock.engine.picks import Picks
     from penstock.engine.row_arena import Records
@@ -224,7 +223,7 @@ def make_chunk(
 
     table = data if isinstance(data, pa.Table) else None
     if table is not None:
-        stored = [one_array(one) for one in table.itercolumns()]
+        stored = [one.chunk(0) if one.num_chunks == 1 else one_array(one) for one in table.itercolumns()]
     else:
         given = [data[column.name] for column in columns]
         stored = [one if isinstance(one, pa.Array | Cells) else one_array(one) for one in given]
@@ -232,9 +231,10 @@ def make_chunk(
         stored = [one.take(rows) if isinstance(one, Cells) else take_rows(one, rows) for one in stored]
     parts: list[Part] = []
     damaged: dict[int, tuple[str, str]] = {}
+    make = _part if table is None else _arrow_part
     for array, column in zip(stored, columns, strict=True):
         try:
-            parts.append(_part(array, column))
+            parts.append(make(array, column))
         except CellError as error:
             if not skip:
                 raise CellLost(error.index, column.name, reason_of(error, column.name)) from error
@@ -263,8 +263,13 @@ def _part(array: pa.Array | Cells, column: Column) -> Part:
                 "of one buffer, and only for fields with a codec: values of other fields are Arrow arrays"
             )
         return CellsPart(array.parts[0], array.start, array.stop, array.valid)
+    return _arrow_part(array, column)
+
+
+def _arrow_part(array: pa.Array, column: Column) -> Part:
     if column.form == "fixed":
-        return FixedPart(*fixed_view(array, cast("Fixed", column.kind), writable=True))
+        kind: Any = column.kind
+        return FixedPart(*fixed_view(array, kind, writable=True))
     if column.form == "objects":
         return ObjectsPart(takeable(array))
     data, offsets, valid = cells_view(array)

@@ -86,7 +86,7 @@ class WorkerPasses:
         if worker is not None and (worker["index"], worker["count"]) != (self._index, self._count):
             raise StateMismatch(
                 f"the state is that of worker {worker['index']} of {worker['count']}, this is worker {self._index} of "
-                f"{self._count}; load the whole state with BaseLoader.load_state_dict before the DataLoader is made"
+                f"{self._count}; load the whole state with Batches.load_state_dict before the DataLoader is made"
             )
         native.go_to(place)
         self.is_fresh = self._is_running = False
@@ -98,7 +98,7 @@ class WorkerPasses:
 def place_of(native: BaseLoader, state: Mapping[str, Any]) -> Any:
     """Return where the consumer stood when a state was saved: a native state, or all states of a DataLoader's workers.
 
-    Takes what `BaseLoader.state_dict()` or a `StatefulDataLoader` over it gave. The latter asks its workers only every
+    Takes what `Batches.state_dict()` or a `StatefulDataLoader` over it gave. The latter asks its workers only every
     `snapshot_every_n_steps` batches, and counts the batches since.
     """
     place = native.place_of(consumer_state(state))

@@ -164,7 +164,7 @@ def test_a_file_written_again_is_verified_again(tmp_path):
 
 def test_a_footer_that_was_dropped_and_read_again_must_be_the_same(tmp_path):
     source = open_parquet(write_three(tmp_path))
-    source._indexes = IndexCache(limit_bytes=1)
+    source.indexes = IndexCache(limit_bytes=1)
     write_again(tmp_path / "part-1.parquet", 500, how="in place")
     touch(tmp_path / "part-2.parquet")
     with pytest.raises(FileChanged, match="the file has changed"):

@@ -13,9 +13,9 @@ import pytest
 
 import penstock
 from penstock.dataset.catalog import FileCatalog
-from penstock.dataset.files import open_files
+from penstock.dataset.files import FileSource, open_catalog
 from penstock.dataset.format import Seen
-from penstock.dataset.parquet import ParquetFormat, open_catalog
+from penstock.dataset.parquet import ParquetFormat, ParquetSource
 from penstock.errors import BadFile, FileChanged, MetadataError
 from penstock.testing import assert_resumes_exactly
 from penstock.testing.filesystems import RecordingFileSystem
@@ -67,7 +67,7 @@ class TestSnapshot(SourceTests):
             "part-0.parquet": {"constants": {"day": "2024-01-01"}, "part_rows": part_rows[:half]},
             "part-1.parquet": {"constants": {"day": None}, "part_rows": part_rows[half:]},
         }
-        return open_catalog(Snapshot(str(folder), facts), ParquetFormat())
+        return open_catalog(Snapshot(str(folder), facts), ParquetFormat(), ParquetSource)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ LEFT = [1, 2, *range(4, 9), *range(10, 24)]
 
 class TestDeletedRows:
     def open(self, folder, **changes):
-        return penstock.open(open_catalog(snapshot(folder, **changes), ParquetFormat()))
+        return penstock.open(open_catalog(snapshot(folder, **changes), ParquetFormat(), ParquetSource))
 
     def test_they_are_not_part_of_the_dataset(self, three):
         ds = self.open(three)
@@ -143,7 +143,7 @@ class TestKnownRows:
     def test_files_are_not_indexed_before_they_are_read(self, three):
         fs = RecordingFileSystem()
         facts = {f"part-{number}.parquet": {"part_rows": (4, 4, 2)} for number in range(3)}
-        source = open_catalog(Snapshot(str(three), facts, filesystem=fs), ParquetFormat())
+        source = open_catalog(Snapshot(str(three), facts, filesystem=fs), ParquetFormat(), ParquetSource)
         assert {posixpath.basename(path) for path in fs.reads.opened} == {"part-0.parquet"}
         assert source.facts.chunk_rows.tolist() == [4, 4, 2] * 3
         assert [row["id"] for row in penstock.open(source)] == [*range(30)]
@@ -151,7 +151,7 @@ class TestKnownRows:
 
     def test_rows_that_the_file_does_not_have_are_an_error_when_it_is_read(self, three):
         facts = {"part-0.parquet": {}, "part-1.parquet": {"part_rows": (4, 4, 4)}}
-        source = open_catalog(Snapshot(str(three), facts), ParquetFormat())
+        source = open_catalog(Snapshot(str(three), facts), ParquetFormat(), ParquetSource)
         assert source.read(0, ["id"]).num_rows == 4
         with pytest.raises(FileChanged, match="3 row groups of 12 rows were known, 3 of 10 are there"):
             source.read(3, ["id"])
@@ -159,7 +159,7 @@ class TestKnownRows:
 
 def test_constants_of_a_catalog_are_typed_like_folders(three):
     facts = {f"part-{number}.parquet": {"constants": {"k": str(number), "t": "a"}} for number in range(3)}
-    source = open_catalog(Snapshot(str(three), facts), ParquetFormat())
+    source = open_catalog(Snapshot(str(three), facts), ParquetFormat(), ParquetSource)
     assert source.facts.constants["k"].to_pylist() == [0, 1, 2]
     assert source.read(4, ["t", "k"]).to_pydict() == {"t": ["a"] * 4, "k": [1] * 4}
 
@@ -231,7 +231,7 @@ class TestFeather(SourceTests):
                 for num_rows in parts:
                     writer.write_batch(table.slice(start, num_rows).combine_chunks().to_batches()[0])
                     start += num_rows
-        return open_files(FeatherFolder(str(folder)), Feather())
+        return open_catalog(FeatherFolder(str(folder)), Feather(), FileSource)
 
     def test_messages_name_its_parts(self, source):
         assert str(source.locate(0, 3)).endswith("0.arrow, block 0, row 3")
@@ -241,8 +241,8 @@ class TestFeather(SourceTests):
         self.make_source(suite_table(20), [8, 12], tmp_path)
         (tmp_path / "2.arrow").write_bytes(b"something else")
         with pytest.raises(BadFile, match=r"2\.arrow is no Arrow file"):
-            open_files(FeatherFolder(str(tmp_path)), Feather())
-        source = open_files(FeatherFolder(str(tmp_path)), Feather(), on_error="skip")
+            open_catalog(FeatherFolder(str(tmp_path)), Feather(), FileSource)
+        source = open_catalog(FeatherFolder(str(tmp_path)), Feather(), FileSource, on_error="skip")
         assert [path for path, _ in source.facts.skipped] == [str(tmp_path / "2.arrow")]
 
     def test_a_file_that_was_written_again_is_noticed(self, tmp_path):

@@ -208,9 +208,9 @@ class TestReadChunk:
         from penstock.dataset.scan import IndexCache
 
         source = open_parquet(write_ids(tmp_path, files=6))
-        source._indexes = IndexCache(limit_bytes=1)
+        source.indexes = IndexCache(limit_bytes=1)
         assert read_all(source)["id"].to_pylist() == list(range(60))
-        assert len(source._indexes._kept) == 1
+        assert len(source.indexes._kept) == 1
 
     def test_two_columns_of_one_name_are_refused(self, tmp_path):
         write(tmp_path / "x.parquet", pa.table([[1], [2]], names=["a", "a"]))
@@ -245,7 +245,7 @@ class TestChangedFiles:
     def test_row_groups_gone_and_footer_forgotten(self, source, tmp_path):
         from penstock.dataset.scan import IndexCache
 
-        source._indexes = IndexCache()
+        source.indexes = IndexCache()
         write(tmp_path / "part-1.parquet", ids(10, 20))
         with pytest.raises(BadFile, match=r"3 row groups of 10 rows were known, 1 of 10"):
             source.read(5, ["id"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,21 +37,26 @@ if TYPE_CHECKING:
     from penstock.source import Buffers, ByteRange, Statistics
 
 
-def open_files(
+S = TypeVar("S", bound="FileSource")
+
+
+def open_catalog(  # noqa: PLR0913 - what is opened, and what `penstock.open` takes
     catalog: Catalog,
-    format: Format,
+    format: Any,
+    source_type: type[S],
     *,
     columns: Any = None,
     schema: Unischema | None = None,
     on_error: OnError = "raise",
-) -> FileSource:
-    """Return the source of a catalog's files, read by a format. See `open_parquet` for Parquet, which has its own.
+) -> S:
+    """Return the source of a catalog's files: index them by the format, decide the columns.
 
-    Raises: As `open_parquet`.
+    `source_type` is `FileSource` for any `Format`, or a subclass that belongs to the format: `ParquetSource`, which
+    adds statistics, for `ParquetFormat`. Options and errors are those of `open_parquet`.
     """
     scan = scan_files(catalog.entries(), format, on_error=on_error, stored_schemas=schema is None)
     found = resolve_columns(scan, columns, schema)
-    return FileSource(scan, found, format, on_error=on_error, version=catalog.version)
+    return source_type(scan, found, format, on_error=on_error, version=catalog.version)
 
 
 class FileSource:
@@ -95,7 +100,8 @@ class FileSource:
         self.format = format
         self._rows = scan.rows
         self._part_bytes = np.fromiter((n for parts in scan.part_bytes for n in parts), np.int64, total)[some]
-        self._indexes = scan.indexes
+        self.indexes = scan.indexes
+        """Indexes that are in memory."""
         self._partitions = columns.partitions
         self.repeated = columns.repeated
         self._fields = {field.name: field for field in columns.arrow_schema}
@@ -104,11 +110,11 @@ class FileSource:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels to another process: all facts. Indexes and connections stay."""
-        return {name: value for name, value in vars(self).items() if name not in ("_indexes", "_lock")}
+        return {name: value for name, value in vars(self).items() if name not in ("indexes", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._indexes = IndexCache()
+        self.indexes = IndexCache()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -128,7 +134,7 @@ class FileSource:
             BadFile: It cannot be read.
             FileChanged: It is not the index that was read before, or the catalog says other rows.
         """
-        index = self._indexes.get(file)
+        index = self.indexes.get(file)
         if index is None:
             entry = self.entries[file]
             index = self.format.index(entry)
@@ -146,12 +152,8 @@ class FileSource:
                 raise FileChanged(f"{entry.path}: {OTHER_INDEX}; {REOPEN}", path=entry.path)
             if before.identity != index.seen.identity:
                 before.renew(index.seen.identity)
-            self._indexes.put(file, index)
+            self.indexes.put(file, index)
         return index
-
-    def packed_index(self, file: int) -> bytes | None:
-        """Return what was kept of an index that was dropped from memory; None if it was not."""
-        return None if self._indexes.get(file) is not None else self._indexes.packed.get(file)
 
     def part(self, chunk: int) -> FilePart:
         """Return what the format needs to read a chunk."""
@@ -185,13 +187,19 @@ class FileSource:
         physical = [name for name in columns if name not in self._partitions]
         if not columns:
             return pa.table({"": pa.nulls(int(self.facts.chunk_rows[chunk]))}).select([])
-        table = self._read_part(chunk, physical, buffers, limit_bytes) if physical else None
+        table: Any = self._read_part(chunk, physical, buffers, limit_bytes) if physical else None
         for name in physical:
             if name in self.repeated:
                 self._check_folder(table, chunk, name)
         if table is not None and table.schema.equals(schema):
             return table
-        arrays = [self._column(table, chunk, field) for field in schema]
+        file, num_rows = int(self.facts.chunk_file[chunk]), int(self.facts.chunk_rows[chunk])
+        arrays = [
+            self._partitions[field.name].constant(file, num_rows)
+            if field.name in self._partitions
+            else self._cast(table.column(field.name), chunk, field)
+            for field in schema
+        ]
         return pa.Table.from_arrays(arrays, schema=schema)
 
     def _read_part(self, chunk: int, columns: list[str], buffers: Buffers | None, limit_bytes: int | None) -> pa.Table:
@@ -205,18 +213,13 @@ class FileSource:
             )
         return table
 
-    def _column(self, table: Any, chunk: int, field: pa.Field) -> pa.Array | pa.ChunkedArray:
-        if field.name in self._partitions:
-            file, num_rows = int(self.facts.chunk_file[chunk]), int(self.facts.chunk_rows[chunk])
-            return self._partitions[field.name].constant(file, num_rows)
-        column = table.column(field.name)
-        return column if column.type == field.type else self._cast(column, chunk, field)
-
     def _cast(self, column: pa.ChunkedArray, chunk: int, field: pa.Field) -> pa.ChunkedArray:
-        """Cast a column whose type in this file differs from the dataset's but holds the same values.
+        """Return a column with the type of the dataset, where the type in this file holds the same values.
 
         Checked here too: files whose rows the catalog knew were not compared at opening.
         """
+        if column.type == field.type:
+            return column
         try:
             if not same_values(field.type, column.type):
                 raise pa.ArrowInvalid(f"{column.type} is not read as {field.type}")

@@ -146,8 +146,9 @@ class FooterStatistics:
         """Return the summary of a footer, which is read if it has not been; BadFile if it cannot be."""
         if file in self._given:
             return self._given[file]
-        packed = source.packed_index(file)
-        return summary_of(source.footer(file)) if packed is None else FooterSummary.of_bytes(zlib.decompress(packed))
+        if source.indexes.get(file) is None and file in source.indexes.packed:
+            return FooterSummary.of_bytes(zlib.decompress(source.indexes.packed[file]))
+        return summary_of(source.footer(file))
 
 
 def by_file(facts: SourceFacts, chunks: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -1,6 +1,6 @@
 """Parquet files as a source: the format (`index` reads a footer, `read` a row group), and what footers add to it.
 
-`open_parquet` has two halves: a `FileCatalog` finds the files, `ParquetFormat` reads what is in them. Plan and engine
+`open_parquet` joins two halves: a `FileCatalog` finds the files, `ParquetFormat` reads what is in them. Plan and engine
 work with the arrays of the `ParquetSource` that it returns. Tables come as Arrow, decompressed but not decoded.
 
 On disk: Parquet files in a folder, `key=value` folders as partition columns, and beside them `_common_metadata` or
@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.dataset.catalog import FileCatalog
-from penstock.dataset.columns import resolve_columns
 from penstock.dataset.expand import MemoryLimit
-from penstock.dataset.files import FileSource, fixed_bytes
+from penstock.dataset.files import FileSource, fixed_bytes, open_catalog
 from penstock.dataset.footer_statistics import FooterStatistics
 from penstock.dataset.footers import Footer, read_footer
 from penstock.dataset.read import FileTouched, StoredRowGroup, read_columns
-from penstock.dataset.scan import scan_files
 from penstock.dataset.sizes import add_heavy_chunks, variable_bytes
 from penstock.errors import UnsupportedFormat
 from penstock.source import ByteRange
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.cached import CachedFiles
-    from penstock.dataset.catalog import Catalog, DataFile
+    from penstock.dataset.catalog import DataFile
     from penstock.dataset.columns import Columns
     from penstock.dataset.scan import Scan
     from penstock.options import OnError, Verify
@@ -221,21 +219,8 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
         ColumnNotFound: `columns` names one that is not there.
     """
     catalog = FileCatalog(sources, storage_options, filesystem, as_root, format)
-    return open_catalog(catalog, ParquetFormat(cache, verify), columns=columns, schema=schema, on_error=on_error)
-
-
-def open_catalog(
-    catalog: Catalog,
-    format: ParquetFormat,
-    *,
-    columns: Any = None,
-    schema: Unischema | None = None,
-    on_error: OnError = "raise",
-) -> ParquetSource:
-    """Open the Parquet files of a catalog: read their footers, decide the columns. See `open_parquet`."""
-    scan = scan_files(catalog.entries(), format, on_error=on_error, stored_schemas=schema is None)
-    found = resolve_columns(scan, columns, schema)
-    return ParquetSource(scan, found, format, on_error=on_error, version=catalog.version)
+    reading = ParquetFormat(cache, verify)
+    return open_catalog(catalog, reading, ParquetSource, columns=columns, schema=schema, on_error=on_error)
 
 
 def as_parquet(source: Source) -> ParquetSource:

@@ -9,12 +9,10 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import inspect
 import io
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -23,8 +21,7 @@ from pyarrow.fs import FileType
 from penstock.halt import inherited
 from penstock.storage.fault_kinds import fault_of
 from penstock.storage.faults import attempt
-from penstock.storage.filesystem import walk
-from penstock.storage.store import Range, Stat, Store, Tail, file_changed
+from penstock.storage.store import FileSystemStore, Range, Stat, Tail, file_changed
 from penstock.storage.urls import url_of
 
 if TYPE_CHECKING:
@@ -52,11 +49,10 @@ _TAGS = (
 """Names that stores give to what changes when a file does; times of reading are not among them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteStore(Store):
+class RemoteStore(FileSystemStore):
     """A store over any `pyarrow.fs` filesystem but local disks, those that wrap fsspec included."""
 
-    fs: FileSystem
+    __slots__ = ()
 
     def url(self, path: str) -> str:
         return url_of(self.fs, path)
@@ -69,19 +65,6 @@ class RemoteStore(Store):
         protocol = getattr(self._fsspec, "protocol", ())
         return not {"http", "https"} & ({protocol} if isinstance(protocol, str) else set(protocol))
 
-    def list_files(self, path: str) -> list[tuple[str, int | None]]:
-        return walk(self.fs, path)
-
-    def open_output(self, path: str) -> NativeFile:
-        return self._request(path, lambda: self.fs.open_output_stream(path))
-
-    def write(self, path: str, data: bytes | Buffer) -> None:
-        def write() -> None:
-            with self.fs.open_output_stream(path) as sink:
-                sink.write(data)
-
-        self._request(path, write)
-
     def create(self, path: str, data: bytes | Buffer) -> bool:
         """See `Store`; only with fsspec's clients that have conditional writes."""
         try:
@@ -93,10 +76,6 @@ class RemoteStore(Store):
         except FileExistsError:
             return False
         return True
-
-    def delete(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._request(path, lambda: self.fs.delete_file(path))
 
     def native_file(self, path: str) -> None:
         """Return None: pyarrow would wait for the network with each small read."""

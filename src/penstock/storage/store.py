@@ -17,7 +17,7 @@ import errno
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from pyarrow.fs import LocalFileSystem
 
@@ -26,12 +26,13 @@ from penstock.storage.faults import attempt
 from penstock.storage.filesystem import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
     FileSystem = Any
     NativeFile = Any
 
+T = TypeVar("T")
 Range = tuple[int, int]
 """Start and stop, in bytes."""
 _INODE = " inode="
@@ -122,54 +123,65 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStore(Store):
-    """The files of local disks. Every request is repeated while descriptors or memory are exhausted."""
+class FileSystemStore(Store):
+    """What stores over a `pyarrow.fs` filesystem have in common."""
 
     fs: FileSystem
 
-    @property
-    def can_list(self) -> bool:
-        return True
-
-    def url(self, path: str) -> str:
-        return path
+    def _request(self, path: str, request: Callable[[], T]) -> T:
+        return attempt(request, path)
 
     def list_files(self, path: str) -> list[tuple[str, int | None]]:
         return walk(self.fs, path)
 
-    def stat(self, path: str) -> Stat:
-        return attempt(lambda: self._stat(path), path)
+    def open_output(self, path: str) -> NativeFile:
+        return self._request(path, lambda: self.fs.open_output_stream(path))
 
-    def _stat(self, path: str) -> Stat:
-        try:
-            found = os.stat(path)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise FileNotFoundError(f"{path} is a link to itself") from error
-            raise
-        if stat.S_ISDIR(found.st_mode):
-            raise FileNotFoundError(f"{path} is a folder")
-        return Stat(found.st_size, f"mtime={found.st_mtime_ns}{_INODE}{found.st_ino}")
+    def write(self, path: str, data: bytes | Buffer) -> None:
+        def write() -> None:
+            with self.fs.open_output_stream(path) as sink:
+                sink.write(data)
+
+        self._request(path, write)
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._request(path, lambda: self.fs.delete_file(path))
+
+
+class LocalStore(FileSystemStore):
+    """The files of local disks. Every request is repeated while descriptors or memory are exhausted."""
+
+    __slots__ = ()
+    can_list = True
+
+    def url(self, path: str) -> str:
+        return path
+
+    def stat(self, path: str) -> Stat:
+        return attempt(lambda: _local_stat(path), path)
 
     def read_ranges(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> list[Buffer]:
         def read() -> list[Buffer]:
+            found = []
             with self.fs.open_input_file(path) as stream:
                 size = stream.size()
                 for start, stop in ranges:
                     if stop > size:
-                        raise file_changed(
-                            self, path, f"it ends at byte {size}, where bytes {start} to {stop} were wanted"
-                        )
-                return [_read(stream, start, stop) for start, stop in ranges]
+                        wrong = f"it ends at byte {size}, where bytes {start} to {stop} were wanted"
+                        raise file_changed(self, path, wrong)
+                    stream.seek(start)
+                    found.append(stream.read_buffer(stop - start))
+            return found
 
-        found = attempt(read, path)
+        data = attempt(read, path)
         if version is not None and self.stat(path).version != version:
             raise file_changed(self, path)
-        return found
+        return data
 
     def read_tail(self, path: str, num_bytes: int) -> Tail:
         def read() -> Tail:
-            version = self._stat(path).version
+            version = _local_stat(path).version
             with self.fs.open_input_file(path) as stream:
                 size = int(stream.size())
                 return Tail(stream.read_at(min(size, num_bytes), max(0, size - num_bytes)), size, version)
@@ -179,16 +191,6 @@ class LocalStore(Store):
     def native_file(self, path: str) -> NativeFile | None:
         return attempt(lambda: self.fs.open_input_file(path), path)
 
-    def open_output(self, path: str) -> NativeFile:
-        return attempt(lambda: self.fs.open_output_stream(path), path)
-
-    def write(self, path: str, data: bytes | Buffer) -> None:
-        def write() -> None:
-            with self.fs.open_output_stream(path) as sink:
-                sink.write(data)
-
-        attempt(write, path)
-
     def create(self, path: str, data: bytes | Buffer) -> bool:
         try:
             with attempt(lambda: open(path, "xb"), path) as sink:
@@ -197,14 +199,17 @@ class LocalStore(Store):
             return False
         return True
 
-    def delete(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            attempt(lambda: self.fs.delete_file(path), path)
 
-
-def _read(stream: Any, start: int, stop: int) -> Buffer:
-    stream.seek(start)
-    return stream.read_buffer(stop - start)
+def _local_stat(path: str) -> Stat:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileNotFoundError(f"{path} is a link to itself") from error
+        raise
+    if stat.S_ISDIR(found.st_mode):
+        raise FileNotFoundError(f"{path} is a folder")
+    return Stat(found.st_size, f"mtime={found.st_mtime_ns}{_INODE}{found.st_ino}")
 
 
 def store_of(fs: FileSystem) -> Store:

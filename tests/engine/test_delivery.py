@@ -238,6 +238,38 @@ def test_places_of_a_mix_can_be_counted_ahead(sets):
         assert mix.place_after(mix.place_at(0), len(whole)) is None
 
 
+@pytest.mark.parametrize("stop", ["first", "all"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_counted_places_of_a_mix_are_those_of_its_deliveries(sets, stop, nested):
+    # Also of loaders that are through before the mix is: they go on with their next pass.
+    def made():
+        options = {"batch_size": 4, "shuffle": True, "rank": 0, "world": 1}
+        a, b, c = (ds.loader(**options) for ds in sets)
+        inner = penstock.mix([(a, 1), (b, 2)], stop=stop) if nested else a
+        return penstock.mix([(inner, 1), (c, 1)], stop="all")
+
+    with made() as mix:
+        stream, start = mix.stream(), mix.place_at(0)
+        places = []
+        while (delivery := stream.take()) is not None:
+            places.append(delivery.place)
+        for number, place in enumerate(places[:-1], 1):
+            assert mix.state_of(mix.place_after(start, number)) == mix.state_of(place), number
+        assert mix.place_after(start, len(places)) is None
+        assert mix.state_of(mix.pass_end(start)) == mix.state_of(places[-1])
+
+
+def test_a_stopped_stream_of_a_mix_begins_no_other_loader(sets):
+    for seed in range(8):  # some of them draw two loaders one after the other
+        a, b, _ = (ds.loader(batch_size=4, rank=0, world=1) for ds in sets)
+        with penstock.mix([(a, 1), (b, 1)], seed=seed) as mix:
+            stream = mix.stream()
+            stream.take()
+            stream.stop()
+            with pytest.raises(LoaderClosed):
+                stream.take()
+
+
 def test_what_is_prefetched_of_a_mix_is_not_received(sets):
     with of_mixes(sets) as mix:
         whole = ids(mix)

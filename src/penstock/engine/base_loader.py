@@ -96,6 +96,10 @@ class BaseLoader(StreamedPasses):
     def pass_after(self, place: Any) -> Any:
         """Return the beginning of the pass after the one that a place lies in."""
 
+    def pass_end(self, place: Any) -> Any:
+        """Return the place behind the last batch of the pass that a place lies in."""
+        return self.pass_after(place)
+
     @abstractmethod
     def count(self, place: Any) -> int | None:
         """Return the batches from a place to the end of its pass; None: it has no end."""

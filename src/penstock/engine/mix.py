@@ -15,10 +15,10 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.engine.base_loader import BaseLoader
-from penstock.engine.delivery import Delivery, Stream
+from penstock.engine.delivery import CLOSED, Delivery, Stream
 from penstock.engine.output_columns import Agreed, columns_given
 from penstock.engine.stages import Batch
-from penstock.errors import PlanError, StateMismatch
+from penstock.errors import LoaderClosed, PlanError, StateMismatch
 from penstock.options import one_of
 from penstock.plan.draws import Deck, Draws, Mark
 
@@ -161,19 +161,27 @@ class Mix(BaseLoader):
 
     def place_after(self, place: MixPlace, batches: int) -> MixPlace | None:
         """Return the place so many batches further; None where the pass has no batch there."""
+        found = self._walk(place, batches)
+        return found if found.mark.pass_number == place.mark.pass_number else None
+
+    def pass_end(self, place: MixPlace) -> MixPlace:
+        """Return the place behind the last batch of the pass that a place lies in; follows all its draws."""
+        return self._walk(place, None)
+
+    def _walk(self, place: MixPlace, batches: int | None) -> MixPlace:
+        """Return the place so many batches further (None: all); at the end of the pass the start of the next one."""
         deck, taken, source = self.deck_at(place), [0] * len(self.loaders), place.source
-        for _ in range(batches):
-            source = deck.next()
-            if source is None:
-                return None
+        following = deck.next()
+        while following is not None and (batches is None or sum(taken) < batches):
+            source = following
             deck.took(source)
             taken[source] += 1
-        if deck.next() is None:
-            return None
+            following = deck.next()
         places = []
         for loader, one, count in zip(self.loaders, place.loaders, taken, strict=True):
-            places.append(loader.place_after(one, count) or loader.next_pass_after(one) if count else one)
-        return MixPlace(deck.mark, tuple(places), source)
+            places.append(loader.place_after(one, count) or loader.pass_end(one) if count else one)
+        found = MixPlace(deck.mark, tuple(places), source)
+        return found if following is not None else self.pass_after(found)
 
     def next_pass_after(self, place: MixPlace) -> MixPlace:
         """Return the beginning of the next pass; the place itself if it is the beginning of one."""
@@ -251,6 +259,7 @@ class MixStream(Stream[Batch]):
         self._progress, self._number = progress
         self._num_taken = 0
         self._is_through = False
+        self._is_stopped = False
         self._front: Callable[[], Stream[Any] | None] | None = None
         """Weak: the outermost stream with a thread that takes from here; None: the consumer takes."""
         self._streams: dict[int, Stream[Batch]] = {}
@@ -285,6 +294,8 @@ class MixStream(Stream[Batch]):
     def _take(self) -> Delivery[Batch] | None:
         while not self._is_through:
             self._progress.check(self._number)
+            if self._is_stopped:  # a loader that was not drawn yet would begin
+                raise LoaderClosed(CLOSED)
             index = self._deck.next()
             if index is None:
                 self._is_through = True
@@ -359,6 +370,7 @@ class MixStream(Stream[Batch]):
 
     def release(self) -> None:
         """End the streams of all loaders."""
+        self._is_stopped = True
         with contextlib.ExitStack() as stack:
             for one in list(self._streams.values()):
                 stack.callback(one.release)

@@ -21,10 +21,9 @@ from penstock.dataset import open_parquet, pick_columns
 from penstock.dataset.read import CAN_VERIFY
 from penstock.display import dataset_html, dataset_text
 from penstock.engine.build import Builder
-from penstock.engine.engine_stream import Stats
 from penstock.engine.gather import BlockPool
 from penstock.engine.inputs import Inputs, columns_of
-from penstock.engine.loader import Loader
+from penstock.engine.loader import Loader, Stats
 from penstock.engine.stages import Decode, FilterRows, Fold
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.keywords import LoaderKeywords, PlanKeywords, check_keywords, show_keywords

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Unischema, UnischemaField
 from penstock.codecs import NdarrayCodec
-from penstock.engine import build, gather, row_arena, setup
+from penstock.engine import build, gather, inputs, row_arena
 from penstock.engine.gather import BlockPool
 from penstock.engine.inputs import columns_of
 from penstock.engine.picks import Picks
@@ -48,7 +48,7 @@ def batches_with(ds, changes, **options):
             return list(made), made.stats()
 
 
-NO_ARENA = [(setup, "make_records", lambda *args, **more: None)]
+NO_ARENA = [(inputs, "make_records", lambda *args, **more: None)]
 ALWAYS_ARENA = [(row_arena, "_LEAST_COLUMNS", 1), (row_arena, "_MOST_WASTE", 1e9)]
 
 
@@ -123,8 +123,8 @@ def test_a_full_shelf_keeps_what_it_has_and_the_rest_is_read_again(tmp_path):
             super().__init__(800, slack, pool)
 
     how = {"batch_size": 7, "epochs": 3, "workers": 2}
-    plain, _ = batches_with(ds, [(setup, "_RETAIN_SHARE", 0.0)], **how)
-    fast, stats = batches_with(ds, [(setup, "Shelf", Small)], **how)
+    plain, _ = batches_with(ds, [(inputs, "_RETAIN_SHARE", 0.0)], **how)
+    fast, stats = batches_with(ds, [(inputs, "Shelf", Small)], **how)
     assert_same(fast, plain)
     assert 6 < stats["chunks_read"] < 18
 
@@ -146,8 +146,8 @@ def test_gathering_several_batches_at_once_changes_nothing(data):
     with dataset(data.draw(groups), columns=narrow) as whole:
         ds = whole.select(["id", "byte", "maybe", "flag", "day", "pair"])  # a text is gathered batch by batch
         how = data.draw(options(ds))
-        plain, _ = batches_with(ds, [(setup, "_SPAN_BATCHES", 1)], **how)
-        fast, _ = batches_with(ds, [(setup, "_SPAN_BATCHES", 64)], **how)
+        plain, _ = batches_with(ds, [(inputs, "_SPAN_BATCHES", 1)], **how)
+        fast, _ = batches_with(ds, [(inputs, "_SPAN_BATCHES", 64)], **how)
         assert_same(fast, plain)
 
 
@@ -179,7 +179,7 @@ def test_several_batches_are_gathered_at_once(tmp_path):
         return gather.gather(*args, **more)
 
     batches, _ = batches_with(
-        ds, [(setup, "_SPAN_BATCHES", 64), (penstock.engine.build, "gather", counted)], batch_size=2, epochs=2
+        ds, [(inputs, "_SPAN_BATCHES", 64), (penstock.engine.build, "gather", counted)], batch_size=2, epochs=2
     )
     assert ids(batches) == [*range(100)] * 2
     assert len(calls) < 25
@@ -187,7 +187,7 @@ def test_several_batches_are_gathered_at_once(tmp_path):
 
 def test_batches_inside_one_chunk_are_views_whatever_lies_in_their_span(tmp_path):
     ds = penstock.open(make_parquet(tmp_path, [[10, 10, 10]]))
-    batches, _ = batches_with(ds, [(setup, "_SPAN_BATCHES", 64)], batch_size=4)
+    batches, _ = batches_with(ds, [(inputs, "_SPAN_BATCHES", 64)], batch_size=4)
     assert ids(batches) == [*range(30)]
     first, across, second, *_ = (batch["id"] for batch in batches[1:])
     assert np.shares_memory(first, batches[0]["id"].base)
@@ -200,8 +200,8 @@ def test_batches_inside_one_chunk_are_views_whatever_lies_in_their_span(tmp_path
 def test_keeping_chunks_for_the_next_epoch_changes_nothing(data):
     with dataset(data.draw(groups), columns=narrow) as ds:
         how = {"epochs": 3, **data.draw(options(ds))}
-        plain, _ = batches_with(ds, [(setup, "_RETAIN_SHARE", 0.0)], **how)
-        fast, _ = batches_with(ds, [(setup, "_RETAIN_SHARE", 0.6)], **how)
+        plain, _ = batches_with(ds, [(inputs, "_RETAIN_SHARE", 0.0)], **how)
+        fast, _ = batches_with(ds, [(inputs, "_RETAIN_SHARE", 0.6)], **how)
         assert_same(fast, plain)
 
 
@@ -211,7 +211,7 @@ def test_what_fits_is_read_once(tmp_path, shuffle):
     _, stats = batches_with(ds, [], batch_size=6, shuffle=shuffle, epochs=3)
     assert stats["chunks_read"] == 10
     if shuffle is not True:
-        _, stats = batches_with(ds, [(setup, "_RETAIN_SHARE", 0.0)], batch_size=6, shuffle=shuffle, epochs=3)
+        _, stats = batches_with(ds, [(inputs, "_RETAIN_SHARE", 0.0)], batch_size=6, shuffle=shuffle, epochs=3)
         assert stats["chunks_read"] == 30
 
 
@@ -223,7 +223,7 @@ def test_views_of_chunks_change_nothing(data):
         for name in ("lanes", "shuffle_bytes", "memory_bytes"):
             how.pop(name, None)
         plain, _ = batches_with(ds, [(gather.Runs, "single_run", lambda self: None)], **how)
-        fast, _ = batches_with(ds, [(setup, "_RETAIN_SHARE", 0.0)], **how)
+        fast, _ = batches_with(ds, [(inputs, "_RETAIN_SHARE", 0.0)], **how)
         assert_same(fast, plain)
 
 

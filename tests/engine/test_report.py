@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.engine import report as module
-from penstock.engine.engine_stream import KEPT_STEPS, WAIT_BOUNDS, Stats, Step
+from penstock.engine.loader import KEPT_STEPS, WAIT_BOUNDS, Stats, Step
 from penstock.engine.report import Report, steps_of
 from penstock.errors import PlanError
 

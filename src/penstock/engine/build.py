@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.engine_stream import Stats
     from penstock.engine.gather import BlockPool
     from penstock.engine.inputs import Column
+    from penstock.engine.loader import Stats
     from penstock.engine.randomness import Watch
     from penstock.engine.residency import EpochWork
     from penstock.engine.row_arena import Records, Shelf

@@ -1,32 +1,142 @@
 """A loader: batches of a dataset in one global order, from any place on.
 
 Made by `Dataset.loader` from inputs (source, selection, columns) and options. It plans epochs and opens streams, each
-over a `Scheduler` that its `Setup` makes. Holds threads only while a stream is alive.
+over a `Scheduler` that its `Setup` makes. Holds threads only while a stream is alive: `EngineStream` is the handle that
+ends the threads of its scheduler when it is dropped; none of them holds it. `Stats` counts rows, bytes and the seconds
+of each stage; `report` reads it.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
-from typing import TYPE_CHECKING, Any
+import weakref
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.engine.delivery import Place, Stream
-from penstock.engine.engine_stream import EngineStream
-from penstock.engine.inputs import Inputs, choose_order
+from penstock.engine.delivery import Acknowledged, Delivery, Place, Stream
+from penstock.engine.inputs import Inputs, Setup, choose_order, make_stages
 from penstock.engine.loader_facts import LoaderFacts
+from penstock.engine.randomness import Watch, advice
 from penstock.engine.rank import check_still, rank_and_world
-from penstock.engine.setup import Setup
+from penstock.engine.scheduler import EXIT_WAIT_S
 from penstock.engine.stages import MASK, Batch, Stage
-from penstock.errors import PenstockWarning, PlanError, users_level
+from penstock.errors import DecodeError, PenstockWarning, PlanError, users_level
 from penstock.plan.epoch import EpochPlan, plan_epoch
 from penstock.plan.order import Cursor, Order, Share, steps_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from penstock.engine.locate import Skipped
+    from penstock.engine.scheduler import Scheduler
     from penstock.options import LoaderOptions
 
 _ADVISE_CHUNKS = 200_000
 """Beyond this many row groups advice costs seconds, and comes only with `print(loader.plan)`."""
+KEPT_STEPS = 2000
+"""How many steps are remembered one by one: half a megabyte."""
+WAIT_BOUNDS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Upper ends, in seconds, of the classes that waits are counted in."""
+
+
+class Step(NamedTuple):
+    """One batch handed out, and what the stages had done by then, in sums since the loader was made."""
+
+    end: float
+    num_rows: int
+    wait_s: float
+    read_s: float
+    gather_s: float
+    finish_s: float
+    bytes_read: int
+    hand_over_s: float = 0.0
+
+
+class Stats:
+    """What a loader has done so far."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Of the stages' counters; the consumer reads them without it: one may be a batch ahead of another."""
+        self._out = threading.RLock()
+        """Of the consumer's counters; a signal handler may ask for them."""
+        self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self._waits = [0] * (len(WAIT_BOUNDS) + 1)
+        self.rows = 0
+        self.batches = 0
+        self.chunks_read = 0
+        self.bytes_read = 0
+        self.wait_s = 0.0
+        self.read_s = 0.0
+        self.gather_s = 0.0
+        self.finish_s = 0.0
+        self.hand_over_s = 0.0
+
+    def read(self, seconds: float, num_bytes: int) -> None:
+        """Count one chunk read."""
+        with self._lock:
+            self.chunks_read += 1
+            self.bytes_read += num_bytes
+            self.read_s += seconds
+
+    def gathered(self, seconds: float) -> None:
+        """Count the gathering of one span."""
+        with self._lock:
+            self.gather_s += seconds
+
+    def finished(self, seconds: float) -> None:
+        """Count decoding and transform of one batch."""
+        with self._lock:
+            self.finish_s += seconds
+
+    def handed_over(self, seconds: float) -> None:
+        """Count the work between the engine and the consumer: conversion, copies, transforms on the device."""
+        with self._lock:
+            self.hand_over_s += seconds
+
+    def delivered(self, num_rows: int, wait_s: float) -> None:
+        """Count one batch handed to the consumer and how long it waited."""
+        end = time.perf_counter()
+        with self._out:
+            self.rows += num_rows
+            self.batches += 1
+            self.wait_s += wait_s
+            self._waits[bisect_left(WAIT_BOUNDS, wait_s)] += 1
+            sums = self.read_s, self.gather_s, self.finish_s, self.bytes_read, self.hand_over_s
+            self._steps.append(Step(end, num_rows, wait_s, *sums))
+
+    def as_dict(self) -> dict[str, float]:
+        """Return all counters; seconds are summed over threads, except `wait_s`, which is the consumer's."""
+        with self._out:
+            return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def last_steps(self) -> list[Step]:
+        """Return the steps that are remembered, oldest first."""
+        with self._out:
+            return list(self._steps)
+
+    def waits(self) -> list[int]:
+        """Return how many waits there were in each class of `WAIT_BOUNDS`, and beyond."""
+        with self._out:
+            return list(self._waits)
+
+
+@dataclass(slots=True)
+class Record:
+    """What a loader counts and lists over all its streams."""
+
+    skip_limit: int | None
+    """More skipped rows than this are an error."""
+    watch: Watch | None
+    """Notices transforms that draw from global random states; None: nothing to watch, or it was reported."""
+    stats: Stats = field(default_factory=Stats)
+    skipped: dict[tuple[str, int, int], Skipped] = field(default_factory=dict)
+    hands_over_ahead: bool = False
+    """Whether threads of a framework take batches ahead of the consumer."""
 
 
 class Loader(LoaderFacts):
@@ -43,7 +153,10 @@ class Loader(LoaderFacts):
             rank, world = rank_and_world(rank, world)
         self._share = Share(rank, world, options.batch_size, options.remainder, options.drop_last)
         self._total_rows = int(inputs.counts.sum())
-        self._setup = Setup.of(inputs, options)
+        stages = make_stages(inputs, options)
+        watched = options.pool != "process" and any(stage.calls_user for stage in stages)
+        record = Record(options.skip_limit, Watch() if watched else None)
+        self._setup = Setup.of(inputs, options, stages, record)
         self._planned: EpochPlan | None = None
         order = choose_order(inputs, options)
         start = Place.at(order, Cursor.start(0, order, self._total_rows), options.epochs)
@@ -123,3 +236,128 @@ class Loader(LoaderFacts):
         while length is None or (plan.cursor.epoch + 1) % length:
             plan = plan_epoch(counts, order=plan.order, cursor=plan.next_epoch(), share=self._share)
             yield plan
+
+
+class EngineStream(Stream[Batch]):
+    """Deliveries of one loader."""
+
+    def __init__(
+        self, scheduler: Scheduler, progress: tuple[Acknowledged, int], record: Record, end: Place, length: int | None
+    ) -> None:
+        self._scheduler = scheduler
+        self._batch_size = scheduler.batch_size
+        self._progress, self._number = progress
+        self._record = record
+        self._end = end
+        self.length = length
+        self._ahead = False
+        self._front: Callable[[], Stream[Any] | None] = lambda: None
+        """Weak: the outermost stream with a thread that takes from here."""
+        self._is_through = False
+        """Whether `take` came to the end of the pass: from then on it returns None, whatever becomes of the loader."""
+        self._unacknowledged: deque[tuple[Place, int, tuple[Skipped, ...]]] = deque()
+        self._lock = threading.RLock()
+        """Of those who acknowledge."""
+        self._finalizer = weakref.finalize(self, scheduler.stop, EXIT_WAIT_S)
+
+    @property
+    def end(self) -> Place:
+        """The start of the next pass."""
+        return self._end
+
+    def take(self) -> Delivery[Batch] | None:
+        """Return the next delivery; None at the end of the pass."""
+        if self._is_through:
+            return None
+        self._progress.check(self._number)
+        watch = None if self._ahead else self._record.watch
+        try:
+            if watch is None:
+                built = self._scheduler.next()
+            else:
+                watch.user_waits()
+                built = self._scheduler.next()
+                watch.user_works()
+            seen = self._record.watch
+            if seen is not None and seen.moved:
+                self._record.watch = None
+                warnings.warn(advice(seen.moved), PenstockWarning, stacklevel=users_level())
+            if built is None:
+                self._is_through = True
+                return None
+            place = Place(built.origin.plan, -(-built.origin.end // self._batch_size), self._end.epochs)
+            # Without the lock: a thread that takes ahead must never make the consumer wait in `received`.
+            self._unacknowledged.append((place, built.num_rows, built.skipped))
+            limit = self._record.skip_limit
+            if built.skipped and limit is not None:
+                with self._lock:
+                    self._check_skipped(built.skipped[-1], limit)
+        except BaseException:
+            self.release()
+            raise
+        return Delivery(built.batch, place, built.origin, built.num_rows, built.skipped)
+
+    def _check_skipped(self, last: Skipped, limit: int) -> None:
+        keys = {(one.path, one.row_group, one.row) for _, _, lost in list(self._unacknowledged) for one in lost}
+        count = len(keys | self._record.skipped.keys())
+        if count > limit:
+            raise DecodeError(
+                f"{count} row{'s' * (count > 1)} skipped, more than skip_limit={limit}; the last one in {last.path}, "
+                f"{last.part_name}, row {last.row}, column {last.column!r}: {last.reason}",
+                path=last.path, row_group=last.row_group, row=last.row, column=last.column,
+            )  # fmt: skip
+
+    def received(self, place: Place, waited_s: float = 0.0) -> None:
+        """Acknowledge all deliveries up to a place."""
+        if self.is_over:  # whatever comes late lies before the end
+            return
+        is_end = place is self._end
+        self._progress.received(self._number, place, is_end=is_end)
+        record, waiting = self._record, self._unacknowledged
+        with self._lock:
+            while waiting and (waiting[0][0] is place or is_end or waiting[0][0].key <= place.key):
+                _, num_rows, skipped = waiting.popleft()
+                for one in skipped:
+                    record.skipped.setdefault((one.path, one.row_group, one.row), one)
+                record.stats.delivered(num_rows, waited_s)
+                waited_s = 0.0
+        self.is_over = self.is_over or is_end
+
+    def ready(self) -> int:
+        """Return how many batches are made and wait."""
+        return self._scheduler.num_waiting()
+
+    def building(self) -> int:
+        """Return how many batches are being built."""
+        return self._scheduler.num_building()
+
+    def before_state(self, function: Callable[[], None]) -> None:
+        """Have a function called by state_dict() and len()."""
+        self._progress.before_state(self._number, function)
+
+    def note_hand_over(self, seconds: float) -> None:
+        """Count work between the engine and the consumer."""
+        self._record.stats.handed_over(seconds)
+
+    def note_waiting(self, waiting: bool) -> None:
+        """Note that the consumer's own thread begins or ends a wait."""
+        watch = self._record.watch
+        if watch is not None:
+            (watch.user_waits if waiting else watch.user_works)()
+
+    def note_ahead(self, front: Stream[Any]) -> None:
+        """Note that a thread of `front` takes ahead of the consumer."""
+        self._ahead = self._record.hands_over_ahead = True
+        self._front = weakref.ref(front)
+
+    def release(self) -> None:
+        """End the scheduler's threads and processes."""
+        self._finalizer.detach()
+        self._scheduler.stop()
+
+    def stop(self) -> None:
+        """End threads and processes, also those in front; they are gone on return."""
+        self.release()
+        front = self._front()
+        if front is not None:
+            front.stop()

@@ -21,11 +21,11 @@ from penstock.source import may_hold_nulls
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.engine.engine_stream import EngineStream
+    from penstock.engine.inputs import Setup
+    from penstock.engine.loader import EngineStream
     from penstock.engine.locate import Skipped
     from penstock.engine.output_columns import OutputColumn
     from penstock.engine.report import Report
-    from penstock.engine.setup import Setup
     from penstock.options import LoaderOptions
     from penstock.plan.epoch import EpochPlan
     from penstock.plan.order import Cursor, Order, Share

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.api import Dataset, load
+from penstock.api import Dataset, load, open
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.loader import Loader
 from penstock.errors import PlanError

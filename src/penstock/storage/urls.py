@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from pyarrow.fs import FileSystem, FileType, LocalFileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem
 
 from penstock.errors import DatasetNotFound, PenstockError, PenstockWarning, StoreUnavailable
-from penstock.storage.fault_kinds import fault_of
 from penstock.storage.faults import attempt, store_error
 
 if TYPE_CHECKING:
@@ -38,22 +37,26 @@ _DRIVE = re.compile(r"/*([A-Za-z]:)(?=[/\\]|$)")
 
 
 def to_arrow_filesystem(filesystem: Any) -> FileSystem:
-    """Return `filesystem` as a pyarrow.fs object; fsspec's are wrapped.
+    """Return `filesystem` as a pyarrow.fs object; fsspec's are wrapped (see `fsspec_handler`).
 
     Raises:
         TypeError: it is neither.
     """
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    if type(getattr(filesystem, "handler", None)) is FSSpecHandler:
+        filesystem = filesystem.handler.fs
     if isinstance(filesystem, FileSystem):
         return filesystem
     if not (hasattr(filesystem, "open") and hasattr(filesystem, "protocol")):
         kind = type(filesystem).__name__
         raise TypeError(f"filesystem= takes a pyarrow.fs.FileSystem or an fsspec filesystem; got {kind}")
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
     protocol = filesystem.protocol
     if protocol == "file" or (isinstance(protocol, tuple) and "file" in protocol):
         return LocalFileSystem()
-    return PyFileSystem(FSSpecHandler(filesystem))
+    from penstock.storage.fsspec_handler import RaisingHandler
+
+    return PyFileSystem(RaisingHandler(filesystem))
 
 
 def resolve_url(url: str, options: dict[str, Any]) -> tuple[FileSystem, str]:
@@ -125,20 +128,8 @@ def url_of(fs: FileSystem, path: str) -> str:
 
 def first_request(fs: FileSystem, path: str, url: str) -> Any:
     """Return the FileInfo of a path on a remote store; warns if that takes long. See `filesystem.first_look`."""
-
-    def ask() -> Any:
-        info = fs.get_file_info(path)
-        behind: Any = getattr(getattr(fs, "handler", None), "fs", None)
-        if info.type == FileType.NotFound and hasattr(behind, "info"):
-            try:
-                behind.info(path)
-            except FileNotFoundError as error:  # of which pyarrow keeps nothing
-                if fault_of(error) != "gone":
-                    raise
-        return info
-
     with _answering(url):
-        return attempt(ask, url)
+        return attempt(lambda: fs.get_file_info(path), url)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Helpers for tests of code that uses Penstock, and of Penstock itself; part of what users install.
 
 `assert_resumes_exactly` checks any loader, `make_parquet` and `random_rows` make data, `RecordingFileSystem`,
-`DelayingFileSystem` and `FaultyFileSystem` watch, slow down or disturb what is read. `MemorySource` is a source of rows
-in memory. Hypothesis strategies are in `penstock.testing.strategies`, which needs hypothesis; the conformance suite of
-sources is `penstock.testing.source_suite.SourceTests`, which needs pytest. Nothing in the library imports this package.
+`DelayingFileSystem`, `FaultyFileSystem` and `FaultyFsspec` watch, slow down or disturb what is read. `MemorySource` is
+a source of rows in memory. Hypothesis strategies are in `penstock.testing.strategies`, which needs hypothesis; the
+conformance suite of sources is `penstock.testing.source_suite.SourceTests`, which needs pytest. Nothing in the library
+imports this package.
 """
 
 from penstock.testing.compare import assert_resumes_exactly, assert_same, difference
@@ -11,6 +12,7 @@ from penstock.testing.data import ODD_FILES, make_parquet, mixed, numbers, rando
 from penstock.testing.filesystems import (
     DelayingFileSystem,
     FaultyFileSystem,
+    FaultyFsspec,
     Reads,
     RecordingFileSystem,
     ServerError,
@@ -22,6 +24,7 @@ __all__ = [
     "ODD_FILES",
     "DelayingFileSystem",
     "FaultyFileSystem",
+    "FaultyFsspec",
     "FaultySource",
     "MemorySource",
     "Reads",

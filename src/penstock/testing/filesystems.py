@@ -17,6 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem as LocalFsspec
 from pyarrow.fs import FileSelector, FileSystemHandler, LocalFileSystem, PyFileSystem
 
 if TYPE_CHECKING:
@@ -249,6 +251,42 @@ class FaultyFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no t
                 raise error
 
         super().__init__(_Passing(base, "faulty", look=request, open=request, read=request, change=request))
+
+
+class FaultyFsspec(LocalFsspec):  # type: ignore[misc] # fsspec ships no types
+    """The local disk as an fsspec store whose requests (looks, listings, reads, openings) may fail.
+
+    `fault` as for `FaultyFileSystem`. Like the clients of stores, and unlike fsspec's local filesystem, it answers
+    `exists`, `isdir` and `isfile` by a request.
+
+    >>> ds = penstock.open("/data/digits", filesystem=FaultyFsspec(fault=TransientFaults(0.1, seed=1)))
+    """
+
+    protocol, cachable = "faulty", False
+    exists, isdir, isfile = AbstractFileSystem.exists, AbstractFileSystem.isdir, AbstractFileSystem.isfile
+
+    def __init__(self, *, fault: Callable[[str], Exception | None]) -> None:
+        super().__init__(auto_mkdir=True)
+        self._fault = fault
+
+    def _request(self, path: str) -> None:
+        error = self._fault(self._strip_protocol(path))
+        if error is not None:
+            raise error
+
+    def info(self, path: str, **more: Any) -> Any:
+        """See fsspec."""
+        self._request(path)
+        return super().info(path, **more)
+
+    def ls(self, path: str, detail: bool = False, **more: Any) -> Any:
+        """See fsspec."""
+        self._request(path)
+        return LocalFsspec().ls(path, detail=detail, **more)  # by one request; super() looks up each name by `info`
+
+    def _open(self, path: str, mode: str = "rb", **more: Any) -> Any:
+        self._request(path)
+        return super()._open(path, mode, **more)
 
 
 class RecordingFileSystem(PyFileSystem):  # type: ignore[misc] # pyarrow ships no types

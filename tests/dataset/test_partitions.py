@@ -134,7 +134,7 @@ def test_a_file_in_the_folder_of_another_value_is_an_error_when_that_column_is_r
         (tmp_path / "d" / f"k={folder}").mkdir(parents=True)
         pq.write_table(pa.table({"id": [1, 2], "k": [value, value]}), tmp_path / "d" / f"k={folder}" / "a.parquet")
     ds = penstock.open(tmp_path / "d")
-    message = r"k=2/a.parquet, row group 0, column 'k': it lies in the folder k=2, and holds 1 in row 0.*columns="
+    message = r"k=2/a.parquet, row group 0, column 'k': it is in the folder k=2, and holds 1 in row 0.*columns="
     with pytest.raises(BadFile, match=message):
         ds.take([0, 2])
     with pytest.raises(BadFile, match="folder k=2"):

@@ -1,8 +1,9 @@
-"""Read column chunks through a cache: the bytes of each, as stored, under a key that says exactly what they are.
+"""Read column chunks through a cache, which keeps their bytes as stored.
 
-`read` opens a row group here when the dataset has a cache. The footer tells where the column chunks lie; those that
-the cache has come from it, the others from the store, and are kept. A file is looked at once before its first bytes are
-used, so that a file written again is never mixed up with its predecessor. Decodes nothing.
+`read` opens a row group here if the dataset has a cache. The footer says where the column chunks are; those in the
+cache are taken from it, the others are read from the store and cached. The key of an entry contains the version of the
+file, which is requested once before its first bytes are used, so that a file that was written again is never confused
+with its predecessor. Decodes nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class CachedFiles:
 
     cache: ChunkCache
     _digests: dict[int, bytes] = field(default_factory=dict)
-    """What tells a file from all others, once it was looked at: a digest of place, size, version and footer."""
+    """Identity of each file, once its version was requested: a digest of path, size, version and footer."""
 
     def open(self, group: StoredRowGroup, names: Sequence[str]) -> Any:
-        """Return a file that has these columns of the row group at hand, to be read by pyarrow and closed.
+        """Return a file object with these columns of the row group in memory, to be read by pyarrow and closed.
 
-        Reads from the store only what the cache lacks.
+        Reads from the store only what is not cached.
 
         Raises:
             FileChanged: the file is not the one that was opened.
@@ -54,7 +55,7 @@ class CachedFiles:
             self.cache.drop(key)
 
     def _wanted(self, group: StoredRowGroup, names: Sequence[str]) -> dict[str, Range]:
-        """Return the keys of these columns, and where their bytes lie."""
+        """Return the keys of these columns, and the ranges of their bytes."""
         digest, leaves = self._look(group), group.index.chunks.leaves
         wanted = {}
         for leaf, (start, stop) in group.ranges(names).items():
@@ -63,7 +64,7 @@ class CachedFiles:
         return wanted
 
     def _look(self, group: StoredRowGroup) -> bytes:
-        """Return what tells this file from all others; asks the store once for each file."""
+        """Return the identity of a file; one request to the store for each file."""
         digest = self._digests.get(id(group.file))  # the dataset holds its files as long as this object
         if digest is None:
             fs, path = group.file.root.fs, group.file.path

@@ -1,9 +1,8 @@
-"""What a footer says about its column chunks: where they lie, how large they are, their statistics; as arrays.
+"""The column chunks of a footer as arrays: offsets, sizes, statistics.
 
-Everything that asks about column chunks asks here (sizes, pruning, nulls, the chunk cache, the doctor, the digest of a
-dataset's content). The answers come from our own reader of the footer's bytes: pyarrow declares
-`RowGroupMetaData.column()` so that a C++ exception ends the process, and one flipped bit in a footer is enough for one.
-Reads no files.
+All users of this information (sizes, pruning, nulls, the chunk cache, the doctor, the digest of the content) get it
+here. The footer's bytes are parsed by our own reader, because in pyarrow an exception inside
+`RowGroupMetaData.column()` ends the process, and one flipped bit in a footer is enough to cause one. Reads no files.
 """
 
 from __future__ import annotations

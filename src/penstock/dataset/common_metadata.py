@@ -1,7 +1,7 @@
-"""What is stored beside the files of a dataset: key-value pairs in `_common_metadata`, read and replaced whole.
+"""Read and replace `_common_metadata`, the key-value pairs that are stored beside the files of a dataset.
 
-The schema, row-group indexes and what Petastorm left there live in this one file, a Parquet file without rows. Readers
-of the dataset see the old file or the new one, never half of one. Knows no key and no value.
+The schema, row-group indexes and Petastorm's metadata are in this one file, a Parquet file without rows. Readers see
+the old file or the new one, never a part of it. Does not interpret keys and values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OWN = b"ARROW:schema"  # pyarrow writes it by itself
 
 
 def read_common_metadata(root: Root) -> dict[bytes, bytes]:
-    """Return the pairs of a dataset's `_common_metadata`; an empty dict where there is no such file.
+    """Return the pairs of a dataset's `_common_metadata`; {} if there is no such file.
 
     Raises:
         BadFile: It is there and is no Parquet file.
@@ -38,8 +38,8 @@ def read_common_metadata(root: Root) -> dict[bytes, bytes]:
 def update_common_metadata(first: DataFile, changes: Mapping[bytes, bytes | None]) -> None:
     """Set these pairs (None removes one) in the `_common_metadata` beside `first`, keeping the others and the columns.
 
-    Without such a file one is made with the columns of `_metadata`, else of `first`. The file is replaced in one step;
-    of two writers at once the later one wins, with its own pairs only.
+    If there is no such file it is created with the columns of `_metadata`, or else of `first`. The file is replaced in
+    one step; of two concurrent writers the later one wins, with its own pairs only.
     """
     root = first.root
     before = _footer(root, COMMON_METADATA)
@@ -62,7 +62,7 @@ def replace_file(root: Root, name: str, fill: Callable[[Any], None]) -> None:
 
 def _footer(root: Root, name: str) -> Any:
     file = DataFile(root, name, None)
-    # Asked for now: `root.names` is what was there when the dataset was listed.
+    # Requested now: `root.names` was listed when the dataset was opened.
     return read_footer(file).arrow if has_file(root.store, file.path) else None
 
 

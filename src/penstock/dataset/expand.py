@@ -3,8 +3,8 @@
 `read` calls this with a row group and a limit. Dictionary pages may expand to thousands of times their bytes: a file of
 58 KB was seen to hold 2.9 GiB of text. Where the footer states the expanded size, it is compared before anything is
 read. Otherwise a column of text or binary is read as a dictionary, measured, and expanded only if it fits; a nested
-column, or one of an extension type, is read and measured in slices. What is too large raises `BudgetError` before it is
-in memory.
+column, or one of an extension type, is read and measured in slices. `BudgetError` is raised before
+the memory is used.
 """
 
 from __future__ import annotations

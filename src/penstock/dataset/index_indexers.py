@@ -159,7 +159,7 @@ class FieldNotNullIndexer(_FieldIndexer):
 
 
 class StoredIndexer(_FieldIndexer):
-    """An index of the user's own making as it was stored: it can be asked, not built."""
+    """An index of a user's own class as it was stored: it can be queried, not built."""
 
     def __init__(self, index_name: str, index_field: str, *more: str) -> None:
         super().__init__(index_name, index_field)

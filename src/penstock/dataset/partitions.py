@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
-"""Without leading zeros: as numbers `01` and `1`, or `-0` and `0`, would be one value, and they are two folders."""
+"""Without leading zeros: as numbers `01` and `1`, or `-0` and `0`, would be equal, but they are two folders."""
 _ZONE = re.compile(r":.*(Z|[+-]\d\d(:?\d\d)?)$")
 """A time of day with its zone."""
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -49,7 +49,7 @@ class Partition:
     field: pa.Field
     """Name and type: int64 if every value is a whole number, else string, or what a schema says."""
     values: pa.Array
-    """Value of each file; of a dictionary type, plain values. Null: `NULL`, or the path has no such key."""
+    """Value of each file; plain values if the type is a dictionary. Null for `NULL`, and for paths without the key."""
     texts: list[str | None]
     """What the folder names say, per file."""
 
@@ -66,7 +66,7 @@ class Partition:
 
 
 def _text_array(texts: Sequence[str | None]) -> pa.Array:
-    """Return texts as Arrow, made from buffers: `pa.array` imports pandas where it is installed."""
+    """Return strings as Arrow, made from buffers because `pa.array` imports pandas if it is installed."""
     cells = [b"" if text is None else text.encode() for text in texts]
     offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
     buffers = [_validity(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(cells))]
@@ -191,7 +191,7 @@ def parse(text: str | None, kind: pa.DataType) -> pa.Scalar:
 
 
 def python_values(values: pa.Array) -> list[Any]:
-    """Return values for Python; nanoseconds, which need pandas, only where microseconds cannot hold them."""
+    """Return Python values; nanoseconds, which need pandas, only if microseconds cannot represent them."""
     if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
         with contextlib.suppress(pa.ArrowInvalid):
             values = values.cast(pa.timestamp("us", values.type.tz))
@@ -199,10 +199,10 @@ def python_values(values: pa.Array) -> list[Any]:
 
 
 def other_value(column: pa.ChunkedArray, name: str, relative: str, first_row: int = 0) -> str | None:
-    """Say where a column that a file holds differs from the `name=value` folder that the file lies in; None: nowhere.
+    """Return how a column of a file contradicts the `name=value` folder that the file is in; None if it does not.
 
     The folder's text is read as a value of the column's type, so that `k=01` agrees with the number 1. `first_row` is
-    the row with which the column begins.
+    the number of the first row of the column.
     """
     import pyarrow.compute as pc
 
@@ -211,7 +211,7 @@ def other_value(column: pa.ChunkedArray, name: str, relative: str, first_row: in
         return None
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    folder = f"it lies in the folder {name}={NULL if keys[name] is None else keys[name]}"
+    folder = f"it is in the folder {name}={NULL if keys[name] is None else keys[name]}"
     try:
         value = parse(keys[name], column.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):

@@ -1,8 +1,8 @@
-"""How many bytes of memory one row takes as Arrow columns: what window and budget are computed from.
+"""Estimate how many bytes of memory columns of varying width take as Arrow: shuffle buffer and budget depend on it.
 
-Asked by the plan through `ParquetSource`. Every rank gets the same figure from the same files: fixed widths come from
-the types, others from the first row group, either its footer or, where that misleads (dictionary pages were seen 125
-to 2,000 times smaller than their columns), a read of it. Estimates; nothing is guaranteed for later row groups.
+Called by `ParquetSource`. Every rank computes the same number from the same files, from the first row group: by its
+footer, or by reading it where the footer misleads (dictionary pages were seen 125 to 2,000 times smaller than their
+columns). Later row groups may differ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_AT_ONCE = 256 << 20
 """A nested column that takes more memory is measured in slices."""
 _TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 _SAMPLE_ROWS = 256
-"""Larger ones (images that a writer tried to put in a dictionary) are judged by footer and first rows."""
+"""Larger ones (images that a writer tried to put in a dictionary) are estimated by footer and first rows."""
 
 
 def add_heavy_chunks(
@@ -71,10 +71,10 @@ def known_bytes(group: StoredRowGroup, name: str) -> float | None:
 
 
 def variable_bytes(group: StoredRowGroup, name: str) -> float:
-    """Return the bytes of one row of a column of varying width, judged by one row group.
+    """Return the bytes of one row of a column of varying width, estimated from one row group.
 
-    A damaged one is judged by its footer. A store that fails is an error: guessing on one rank only would give that
-    rank another order than the others.
+    Of a damaged one, from its footer. A store that fails is an error: a guess on one rank only would give that rank
+    another order than the others.
 
     Raises:
         StoreUnavailable, StoreRefused: the store does not answer, or denies access.
@@ -91,7 +91,7 @@ def variable_bytes(group: StoredRowGroup, name: str) -> float:
     except READ_ERRORS:
         if group.cached is not None:  # may hold bad bytes, or the file was touched
             return variable_bytes(replace(group, cached=None), name)
-        return footer + VALIDITY_BYTES  # damaged: to be met where it is read, not where it is weighed
+        return footer + VALIDITY_BYTES  # damaged: reported when it is read
 
 
 def _weigh(group: StoredRowGroup, name: str, footer: float) -> float:

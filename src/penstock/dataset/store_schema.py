@@ -1,7 +1,7 @@
-"""Store a schema beside a dataset's files: ours as JSON, and Petastorm's form of it wherever there is one.
+"""Store a schema beside a dataset's files: as JSON, and in Petastorm's form if it has one.
 
-Called when the files are there: by what writes with Spark, and by the tool that adds a schema to plain Parquet. Reads
-footers that the source has read already, and replaces `_common_metadata` (and `_metadata`, if asked) in one step each.
+Called when the files are complete: after writing with Spark, and by the tool that adds a schema to plain Parquet. Uses
+footers that the source has read, and replaces `_common_metadata` (and `_metadata`, on request) in one step each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Recognise tables of other formats, whose folders hold more rows than the table has, and refuse to open them.
+"""Recognise Delta, Iceberg and Hudi tables, and refuse to open them as plain Parquet.
 
-Delta, Iceberg and Hudi tables are Parquet files plus a log that says which of them, and which of their rows, belong to
-the table. Read as plain Parquet they give rows that were deleted or replaced. `catalog` hands over the names that it
-has listed anyway, and asks for a look at folders above what it listed. Reads no log: only its presence counts.
+Such a table is Parquet files plus a log that says which files, and which of their rows, belong to the table. Read as
+plain Parquet it would also give rows that were deleted or replaced. `catalog` passes the names that it has listed, and
+asks to check folders above. The log itself is not read: it is enough that it exists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TRACES = {
 }
 _LOGS = ("_delta_log", "metadata", ".hoodie", ".hoodie_partition_metadata")
 _HINTS = re.compile(r"_delta_log/|\.metadata\.json|\.hoodie")
-"""Found in every trace: one quick look at each name of a long listing."""
+"""Matches a part of every trace: a quick first test of each name of a long listing."""
 _CURES = {
     "Delta": "open the files of its current version by name, penstock.open(sorted(deltalake.DeltaTable({root!r})"
     ".file_uris())), if it has no deletion vectors",
@@ -43,8 +43,8 @@ _CURES = {
 def refuse_listed(fs: FileSystem, path: str, names: Iterable[str]) -> None:
     """Raise UnsupportedFormat if the folder `path` is a table or holds one.
 
-    `names` are relative paths of files; those of hidden local folders, which were not listed, end with a slash. Only
-    such a folder, if it may be a log, costs a listing.
+    `names` are relative paths of files; those of hidden local folders, which were not listed, end with a slash. Lists
+    such a folder only if it may be a log.
     """
     for name in names:
         if _HINTS.search(name) is None:
@@ -57,9 +57,9 @@ def refuse_listed(fs: FileSystem, path: str, names: Iterable[str]) -> None:
 
 
 def refuse_above(fs: FileSystem, folder: str) -> None:
-    """Raise UnsupportedFormat if a folder that was not listed is a table; costs a look at its logs.
+    """Raise UnsupportedFormat if a folder that was not listed is a table; costs one request for its logs.
 
-    Files of an Iceberg table lie in its folder `data`, so that its log is beside a folder of that name.
+    Files of an Iceberg table are in its folder `data`, so that its log is beside a folder of that name.
     """
     for path in (folder, posixpath.dirname(folder)) if posixpath.basename(folder) == "data" else (folder,):
         names: list[str] = []

@@ -1,6 +1,6 @@
-"""Compare the schemas of files: do they hold the same columns of the same types?
+"""Compare the schemas of files: do they have the same columns of the same types?
 
-`parquet` compares every file with the first one, and only those that differ come here. Types that hold the same values
+`columns` calls this for files whose schema differs from that of the first one. Types that hold the same values
 (string and large_string, a dictionary and its values, a column that is null throughout, differently named list
 elements) agree; `read` casts them to the merged type. Order and nullability may differ. Reads nothing.
 """

@@ -1,15 +1,17 @@
-"""Datasets whose writing has begun and not ended: how they are known, and the error that says what to do about them.
+"""Recognise datasets that are still being written, or whose writer died, and say how to resume or discard them.
 
-`write` leaves its traces by the names of this file, and opening looks for them: a dataset that is being written, or
-whose writer died, does not open as if it were whole. Reads a few small files where there is a trace, and writes none.
+`write` marks unfinished datasets by the names in this module, and opening looks for them, so that such a dataset does
+not open as if it were complete. Reads a few small files if there is a marker; writes nothing.
 
-Two forms. Where folders can be renamed, everything is in a hidden folder beside the target,
-`.NAME.TOKEN.writing/{data,journal}`, and `data` becomes the target in one step. On stores, where renaming is copying,
-files go to the target itself, and `_penstock_writing.json` stands there until the last one is in; the journal lies in
-`_penstock_writing/`. A journal holds a folder for each writer: `begin.json`, one file for each checkpoint, `done.json`.
+There are two forms. If folders can be renamed, everything is in a hidden folder beside the target,
+`.NAME.TOKEN.writing/{data,journal}`, and `data` is renamed to the target in one step. On object stores, where renaming
+means copying, files are written to the target itself, with `_penstock_writing.json` beside them until the last one is
+complete; the journal is in `_penstock_writing/`. A journal has one folder per writer: `begin.json`, one file for each
+checkpoint, `done.json`.
 
-A block in which Spark itself writes (`materialize_dataset`) leaves a note beside the target, `.NAME.block.json`, since
-Spark empties the target and refuses one that is there: which files were there, and which process will end the block.
+A block in which Spark itself writes (`materialize_dataset`) has a note beside the target, `.NAME.block.json`, because
+Spark empties the target, and refuses one that exists. The note lists the files that were there, and the process that
+will end the block.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ if TYPE_CHECKING:
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 MARKER = "_penstock_writing.json"
-"""Stands in a target on a store while it is written: without it the files are all there."""
+"""Marks a target on an object store while it is written; without it the dataset is complete."""
 JOURNAL = "_penstock_writing"
 """The journal's folder in a target on a store."""
 SHARED = "parts"
 """Token of the hidden folder that several writers share."""
 ALONE = "alone"
-"""The journal's folder of a writer that has a dataset for itself; others are called by their part."""
+"""The journal's folder of a single writer; those of several are named after their parts."""
 BEGIN, DONE = "begin.json", "done.json"
 _CANNOT = (OSError, NotImplementedError, pa.ArrowException, ValueError)
 
 
 def note_path(path: str) -> str:
-    """Return where the note of a block lies in which Spark writes the folder `path`."""
+    """Return the path of the note about a block in which Spark writes the folder `path`."""
     parent, name = posixpath.split(path)
     return posixpath.join(parent, f".{name}.block.json")
 
@@ -57,14 +59,14 @@ _RUN = os.urandom(6).hex()
 
 
 def this_process() -> list[Any]:
-    """Return what tells this process from others: machine, number and a token (containers repeat the first two)."""
+    """Return what identifies this process: machine, process id and a random token (containers repeat the first two)."""
     return [socket.gethostname(), os.getpid(), _RUN]
 
 
 def refuse_block(fs: FileSystem, path: str, names: Iterable[str]) -> None:
     """Raise DatasetIncomplete if Spark has changed the files of a folder in a block that has not ended.
 
-    The block's own process may look. `names` are those of all files. Costs one look, where Spark wrote the folder.
+    The block's own process may read it. `names` are those of all files. Costs one request if Spark wrote the folder.
     """
     found = set(names)
     note = read_json(fs, note_path(path)) if "_SUCCESS" in found else None  # only Spark writes in blocks
@@ -80,9 +82,9 @@ def hidden_name(name: str, token: str) -> str:
 
 
 def hidden_folders(fs: FileSystem, path: str, ending: str = "writing") -> list[str]:
-    """Return the hidden folders beside `path` in which it is or was being written, or that end otherwise, by name.
+    """Return the hidden folders beside `path` in which it is or was written, sorted; `ending` names another kind.
 
-    Costs one listing of the folder above; an empty list where that cannot be listed.
+    Costs one listing of the parent folder; returns [] if that cannot be listed.
     """
     parent, name = posixpath.split(path)
     form = re.compile(re.escape(f".{name}.") + rf"([0-9a-f]{{12}}|{SHARED})\.{ending}")
@@ -96,7 +98,7 @@ def hidden_folders(fs: FileSystem, path: str, ending: str = "writing") -> list[s
 
 
 def read_json(fs: FileSystem, path: str) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None where there is no such file, or it is damaged."""
+    """Return the JSON object in a file; None if there is no such file, or it is damaged."""
 
     def read() -> bytes:
         with fs.open_input_stream(path) as stream:
@@ -147,17 +149,16 @@ def refuse_marked(fs: FileSystem, path: str) -> None:
         found = read_json(fs, marker) or {}
         if "cure" in found:
             raise _by_spark(path, str(found["cure"]))
-        moving = found.get("from")  # a store that was being overwritten: its journal is where the files come from
+        moving = found.get("from")  # the target was being overwritten: the journal is beside the new files
         raise incomplete(fs, path, f"{posixpath.dirname(moving)}/journal" if moving else posixpath.join(path, JOURNAL))
 
 
 def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
-    """Raise DatasetIncomplete if a folder is that of a Spark job that died while it committed, or is about to.
+    """Raise DatasetIncomplete if a Spark job has not finished its commit to a folder, or died during it.
 
-    Its tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` comes last, as does
-    `_common_metadata` without Spark. What is there from before is that of an earlier job, and only files that are newer
-    belong to one that appends: tasks that outlive a failed job by a moment make an empty `_temporary` again. `names`
-    are those that `walk` gives for the folder.
+    Tasks write into `_temporary`, whose files are moved out at the end; `_SUCCESS` is written last (`_common_metadata`
+    without Spark). If these exist they are an earlier job's, and only newer files belong to a job that appends: tasks
+    that outlive a failed job by a moment create an empty `_temporary` again. `names` are those that `walk` returns.
     """
     found = list(names)
     if not any(name.startswith("_temporary/") for name in found):
@@ -175,7 +176,7 @@ def refuse_spark(fs: FileSystem, path: str, names: Iterable[str]) -> None:
 
 
 def _times(fs: FileSystem, path: str, names: list[str]) -> list[int]:
-    """Return when files of a folder were written; 0 where the store does not tell."""
+    """Return when files of a folder were written; 0 if the store does not say."""
     paths = [posixpath.join(path, name) for name in names]
     return [info.mtime_ns or 0 for info in attempt(lambda: fs.get_file_info(paths), url_of(fs, path))]
 
@@ -185,7 +186,7 @@ def _by_spark(path: str, cure: str, why: str = "it raised an error") -> DatasetI
 
 
 def incomplete(fs: FileSystem, path: str, journal: str) -> DatasetIncomplete:
-    """Return the error that says how far an unfinished dataset has come, and how to resume or discard it."""
+    """Return the error that says how much of a dataset is written, and how to resume or discard it."""
     found = writers(fs, journal)
     parts = [folder for folder in found if posixpath.basename(folder) != ALONE]
     if parts:

@@ -1,8 +1,8 @@
-"""Between Arrow schemas and Unischemas: inference for plain Parquet, storage types for writing, structs by path.
+"""Convert between Arrow schemas and Unischemas: inference for plain Parquet, storage types for writing, flat structs.
 
-`dataset` infers a schema here where none is stored, and flattens every table it reads; `write` asks for the Arrow
-schema of what it stores. What a type becomes is decided in `codecs/arrow_kinds.py` and stated in docs/types.md; types
-without a row there are refused here, when a dataset is opened. Reads no files.
+`dataset` infers the fields of columns that no schema describes, and flattens structs; `write` gets the Arrow schema of
+what it stores. The mapping of types is in `codecs/arrow_kinds.py`, documented in docs/types.md; types without a mapping
+are refused when a dataset is opened. Reads no files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _inferred(field: pa.Field) -> UnischemaField:
 
 
 def _row_form(arrow_type: pa.DataType, name: str) -> tuple[Any, tuple[int | None, ...]]:
-    """Return what a field says of rows of this type: numpy_dtype and shape."""
+    """Return numpy_dtype and shape of the field for a column of this type."""
     kind = natural_kind(arrow_type, name)
     if isinstance(kind, Fixed):
         return kind.dtype.type, kind.shape
@@ -60,7 +60,7 @@ def _row_form(arrow_type: pa.DataType, name: str) -> tuple[Any, tuple[int | None
 
 
 def _element(arrow_type: pa.DataType) -> pa.DataType:
-    """Return the type of one value in a row: of a list its values, through encodings and extensions."""
+    """Return the type of the elements of a list, through encodings and extensions."""
     form = form_of(arrow_type)
     if form == "extension":
         return _element(arrow_type.storage_type)
@@ -75,10 +75,10 @@ def _map_fields(arrow_type: pa.DataType) -> Iterator[pa.Field]:
 
 
 def flatten_structs(table_or_schema: _TableOrSchema) -> _TableOrSchema:
-    """Replace struct columns by their fields, named by path, as deep as structs stand in structs.
+    """Replace struct columns by their fields, named by path, at any depth.
 
-    A null struct gives null leaves. Structs inside lists and maps stay. Costs nothing where there is no struct; no data
-    is copied but validity.
+    A null struct gives null leaves. Structs inside lists and maps stay. Costs nothing if there is no struct; only
+    validity is copied.
 
     Raises:
         SchemaError: Two columns get one name.
@@ -107,7 +107,7 @@ def _types(table_or_schema: pa.Schema | pa.Table) -> list[pa.DataType]:
 
 
 def _struct_in(arrow_type: pa.DataType) -> pa.DataType | None:
-    """Return the struct that a column is, or stores as an extension; None for others."""
+    """Return the struct type of a column, also inside of an extension type; None for others."""
     form = form_of(arrow_type)
     if form == "extension":
         return _struct_in(arrow_type.storage_type)
@@ -141,8 +141,8 @@ def _leaf_columns(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
 def arrow_schema(unischema: Unischema) -> pa.Schema:
     """Return the Arrow schema that rows of a Unischema are stored with, in the order of its fields.
 
-    A codec says its own storage type. Without one a scalar is stored as Petastorm would (unsigned integers one size up,
-    which Spark can read; see docs/types.md) and an array as lists: of fixed size where the shape says it. `nullable`
+    A codec determines the storage type. Without one a scalar is stored as Petastorm would (unsigned integers one size
+    up, which Spark can read; see docs/types.md) and an array as lists: of fixed size if the shape is fixed. `nullable`
     becomes the column's.
 
     Raises:

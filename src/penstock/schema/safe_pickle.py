@@ -1,8 +1,8 @@
-"""A pickle reader that calls nothing: opcodes in, plain values and inert `Made` objects out.
+"""A pickle reader that never calls anything: it returns plain values and inert `Made` objects.
 
-Petastorm keeps its schema as a pickle. Python's unpickler would import what it names and call what it says; this one
-builds dicts, lists, tuples, sets, text and numbers itself, and leaves every name, call and state to a `resolve`
-function, which looks them up in a fixed table. What that table holds is not known here. Protocols 0 to 5.
+Petastorm stores its schema as a pickle. Python's unpickler would import and call whatever the pickle names. This one
+builds dicts, lists, tuples, sets, strings and numbers by itself, and passes every name, call and state to a resolver,
+which looks them up in a fixed table. Reads protocols 0 to 5.
 """
 
 from __future__ import annotations

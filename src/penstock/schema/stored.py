@@ -1,7 +1,7 @@
 """The stored form of a schema: JSON under one key of a Parquet file's metadata.
 
-Writers put it into `_common_metadata` and into every file's footer; `find_schema` takes it from there again, or from
-the pickle that Petastorm left, which `petastorm_pickle` reads without running it. No file is opened here.
+Writers put it into `_common_metadata` and into every file's footer; `find_schema` reads it from there, or from the
+pickle that Petastorm stored, which `petastorm_pickle` reads without executing it. Opens no files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEMA_KEY = b"penstock.schema.v1"
 PETASTORM_SCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 PETASTORM_INDEX_KEY = b"dataset-toolkit.rowgroups_index.v1"
 _VERSION = 1
-# Names of our own, because NumPy renames its classes (bool_, str_) from version to version.
+# Our own names, because NumPy renames its classes (bool_, str_) from version to version.
 _DTYPE_NAMES: dict[Any, str] = {
     **{np.dtype(n).type: n for n in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
     **{np.dtype(n).type: n for n in ("float16", "float32", "float64", "complex64", "complex128", "bool")},
@@ -41,9 +41,9 @@ _DTYPES: dict[str, Any] = {name: kind for kind, name in _DTYPE_NAMES.items()}
 
 
 def schema_to_json(schema: Unischema, partitions: pa.Schema | None = None) -> str:
-    """Return the stored text; equal schemas give equal texts. CodecError where a codec is not registered.
+    """Return the stored text, equal for equal schemas. CodecError if a codec is not registered.
 
-    `partitions` has the Arrow types of columns that are stored as folder names, which no file tells.
+    `partitions` has the Arrow types of columns that are stored as folder names, which no file contains.
     """
     fields = [_field_to_json(f) for f in schema.fields.values()]
     stored = {"version": _VERSION, "name": schema_name(schema), "fields": fields}
@@ -68,7 +68,7 @@ def partition_types(text: str | bytes, *, path: str) -> dict[str, pa.DataType]:
 
 
 def schema_from_json(text: str | bytes) -> Unischema:
-    """Rebuild a schema; MetadataError where the text is damaged or of a later version."""
+    """Rebuild a schema; MetadataError if the text is damaged or of a later version."""
     try:
         stored = json.loads(text)
         if stored["version"] != _VERSION:
@@ -86,8 +86,8 @@ def find_schema(key_value_metadata: Mapping[bytes, bytes] | None, *, path: str) 
     """Return the schema that a file's metadata holds: ours, else Petastorm's; None if there is none.
 
     Raises:
-        MetadataError: the stored schema is damaged, or asks for what is not allowed; names `path`, the file.
-        CodecError: the same for the state of a codec.
+        MetadataError: The stored schema is damaged, or names something that is not allowed; the error names `path`.
+        CodecError: The same for the state of a codec.
     """
     stored = key_value_metadata or {}
     try:

@@ -36,15 +36,15 @@ class _FieldTuple(NamedTuple):
 class UnischemaField(_FieldTuple):
     """One column: name, dtype, shape, codec and whether it may be null.
 
-    `numpy_dtype` is kept as a NumPy scalar class, `decimal.Decimal`, or None (values pass unchecked); dtypes, their
-    names and Python's own types are turned into that. `shape` is `()` for scalars, with None for free dimensions. Two
-    fields are equal where all but their codecs are.
+    `numpy_dtype` is kept as a NumPy scalar class, `decimal.Decimal`, or None (values are not checked); dtypes, their
+    names and Python's own types are converted. `shape` is `()` for scalars, with None for free dimensions. Two fields
+    are equal if everything but their codecs is equal.
     """
 
     unit: str | None = None
-    """Unit of the times, where `numpy_dtype` was given with one ("datetime64[ns]"): readers convert to it.
+    """Unit of times, if `numpy_dtype` was given with one ("datetime64[ns]"): readers convert to it.
 
-    Beside the five parts, since Petastorm's programs unpack these and compare `numpy_dtype` with classes.
+    Not one of the five parts, because Petastorm's programs unpack these and compare `numpy_dtype` with classes.
     """
 
     def __new__(
@@ -76,7 +76,7 @@ class UnischemaField(_FieldTuple):
 
     @property
     def asked_dtype(self) -> Any:
-        """`numpy_dtype`, as a dtype with its unit where one was given."""
+        """`numpy_dtype`, as a dtype with its unit if one was given."""
         return self.numpy_dtype if self.unit is None else np.dtype(f"{self.numpy_dtype.__name__}[{self.unit}]")
 
     def _replace(self, **changes: Any) -> UnischemaField:
@@ -109,8 +109,8 @@ def schema_name(schema: Unischema) -> str:
 class Unischema:
     """The columns of a dataset, in order.
 
-    Each field is also an attribute of the schema (`schema.image`), unless that name is taken by a method, which is
-    warned of. Only Petastorm's own public names are methods here, so that fields keep theirs.
+    Each field is also an attribute of the schema (`schema.image`), unless a method has that name (a warning says so).
+    Only Petastorm's own public names are methods here, so that fields keep theirs.
     """
 
     def __init__(self, name: str, fields: Iterable[UnischemaField]) -> None:
@@ -155,10 +155,10 @@ class Unischema:
         return f"Unischema({self._name!r}, [{''.join(f'{chr(10)}    {f!r},' for f in self._fields.values())}\n])"
 
     def create_schema_view(self, fields: Iterable[UnischemaField | str]) -> Unischema:
-        """Return a schema of some of the fields: those given as fields in their order, then those that patterns match.
+        """Return a schema with some of the fields: first those given as fields, then those that patterns match.
 
         Fields are taken by name, as this schema has them; strings are regular expressions over whole names, and their
-        matches come in schema order. Nothing matched gives an empty view.
+        matches come in schema order. The view is empty if nothing matches.
         """
         wanted = [fields] if isinstance(fields, str) else list(fields)
         if odd := [f for f in wanted if not isinstance(f, tuple | str)]:
@@ -175,7 +175,7 @@ class Unischema:
         return Unischema(f"{self._name}_view", [self._fields[n] for n in dict.fromkeys(names)])
 
     def make_namedtuple(self, **kargs: Any) -> Any:
-        """Return one row as a named tuple of this schema's fields; TypeError where names are missing or too many."""
+        """Return one row as a named tuple of this schema's fields; TypeError if names are missing or unknown."""
         return row_type(self._name, tuple(self._fields))(**kargs)
 
     def make_namedtuple_tf(self, *args: Any, **kargs: Any) -> Any:
@@ -201,7 +201,7 @@ class Unischema:
     ) -> Unischema:
         """Infer a schema named `inferred_schema` from an Arrow schema, or from an object that has one as `.schema`.
 
-        No type is left out silently: `omit_unsupported_fields` is Petastorm's and without effect.
+        No type is left out silently: `omit_unsupported_fields` exists for Petastorm's programs and has no effect.
         """
         from penstock.schema.arrow import infer_unischema
 
@@ -210,7 +210,7 @@ class Unischema:
 
 
 def scalar_class(name: str, numpy_dtype: Any) -> Any:
-    """Return a dtype as a field keeps it: a NumPy scalar class, Decimal or None; SchemaError names the field."""
+    """Return a dtype as fields store it: a NumPy scalar class, Decimal or None; SchemaError names the field."""
     if numpy_dtype is None or numpy_dtype is Decimal:
         return numpy_dtype
     try:
@@ -225,8 +225,8 @@ def scalar_class(name: str, numpy_dtype: Any) -> Any:
 def match_unischema_fields(schema: Unischema, field_regex: Iterable[str] | None) -> list[UnischemaField]:
     """Return the fields whose whole name matches any of the patterns, in schema order; none for no patterns.
 
-    A pattern that is the name of a field stands for that field only: `s.a` does not match `s_a` where both are there.
-    Warns where matching only the beginnings of names, as Petastorm before 0.8 did, would have found others.
+    A pattern that equals the name of a field matches that field only: `s.a` does not match `s_a` if both exist. Warns
+    if matching only the beginnings of names, as Petastorm before 0.8 did, would have found other fields.
     """
     patterns = [re.compile(re.escape(p) if p in schema.fields else p) for p in field_regex or []]
     full = [f for f in schema.fields.values() if any(p.fullmatch(f.name) for p in patterns)]

@@ -1,4 +1,4 @@
-"""Tell faults of a store from damaged data, and try again where that may help.
+"""Tell faults of a store from damaged data, and repeat requests where that may help.
 
 Every request to a store runs inside `attempt`. Its errors leave as one of three kinds, which are never mixed up:
 `StoreUnavailable` (the store does not answer; tried again first), `StoreRefused` (access denied; raised at once), and

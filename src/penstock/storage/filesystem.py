@@ -29,14 +29,14 @@ def resolve(
     """Return the filesystem of `source` and the path on it, without a slash at the end.
 
     A path, `~` included, and a `file://` URL are local and come back absolute. Any other URL goes to fsspec with
-    `storage_options`, or to pyarrow where fsspec has nothing installed for it. With `filesystem` (a pyarrow.fs or
-    fsspec object) only the path of a URL is used. Looks nothing up: the path need not exist.
+    `storage_options`, or to pyarrow if nothing that fsspec needs is installed. With `filesystem` (a pyarrow.fs or
+    fsspec object) only the path of a URL is used. Makes no request for the path, which need not exist.
 
     Raises:
-        DatasetNotFound: a `file://` URL that names another host, or a scheme that nothing knows.
-        StoreUnavailable, StoreRefused: the library for the scheme connects at once, and fails.
-        BadFile: a name that is not UTF-8.
-        ImportError: nothing is installed for the scheme; names the line that installs it.
+        DatasetNotFound: A `file://` URL names another host, or the scheme is unknown.
+        StoreUnavailable, StoreRefused: The library for the scheme connects at once, and fails.
+        BadFile: The name is not UTF-8.
+        ImportError: Nothing is installed for the scheme; the message has the command that installs it.
     """
     text = os.fspath(source)
     if not isinstance(text, str):
@@ -74,7 +74,7 @@ def is_utf8(name: str) -> bool:
 
 
 class LocalEntry(NamedTuple):
-    """A local file or folder, as much of pyarrow's FileInfo as is used, which cannot hold names that are not UTF-8."""
+    """A local file or folder; used in place of pyarrow's FileInfo, which cannot hold names that are not UTF-8."""
 
     path: str
     type: FileType
@@ -117,14 +117,14 @@ def _entry(path: str) -> LocalEntry:
 
 
 def list_folder(fs: FileSystem, path: str) -> list[Any]:
-    """Return what lies in the folder `path`, hidden names included; see `look`. OSError where it cannot be listed."""
+    """Return the entries of the folder `path`, hidden names included; see `look`. OSError if it cannot be listed."""
     if isinstance(fs, LocalFileSystem):
         return [_entry(posixpath.join(path, name)) for name in attempt(lambda: os.listdir(path), path)]
     return attempt(lambda: list(fs.get_file_info(FileSelector(path))), url_of(fs, path))
 
 
 def is_hidden(relative: str, *, underscores: bool = False) -> bool:
-    """Tell whether a relative path is skipped: a part begins with a dot, or with `_` and is no `_key=value` folder.
+    """Tell whether a relative path is hidden: a part begins with a dot, or with `_` and is no `_key=value` folder.
 
     With `underscores` names that begin with `_` count: only Parquet datasets give them a meaning.
 
@@ -152,9 +152,9 @@ def list_files(fs: FileSystem, path: str, *, underscores: bool = False) -> list[
 def walk(fs: FileSystem, path: str, *, underscores: bool = False) -> list[tuple[str, int | None]]:
     """Return (relative path, size) of every file below the folder `path` in UTF-8 byte order.
 
-    Hidden files are included. Hidden folders (see `is_hidden`) are entered on stores, where one listing gives all;
-    local ones come as their name with a slash at the end. A link to nothing or to itself has size 0, so
-    that it is met as a bad file and does not vanish.
+    Hidden files are included. The files of hidden folders (see `is_hidden`) are included on stores, where one listing
+    returns everything; a local hidden folder is not entered and listed by its name with a slash at the end. A link to
+    nothing or to itself has size 0, so that it is reported as a bad file and not silently left out.
 
     Raises:
         DatasetNotFound: there is no such folder.
@@ -170,7 +170,7 @@ def walk(fs: FileSystem, path: str, *, underscores: bool = False) -> list[tuple[
 
 
 def _walk_local(root: str, prefix: str, underscores: bool) -> Iterator[tuple[str, int | None]]:
-    """List by hand: pyarrow hides dangling links (a git-annex file that was not fetched) and enters hidden folders."""
+    """List without pyarrow, which omits dangling links (a git-annex file not fetched yet) and enters hidden folders."""
     folders = []
     with os.scandir(os.path.join(root, prefix)) as entries:
         for entry in entries:
@@ -186,7 +186,7 @@ def _walk_local(root: str, prefix: str, underscores: bool) -> Iterator[tuple[str
 
 
 def leads_back(link: str, root: str) -> bool:
-    """Tell whether a link below `root` leads to a folder on the way to it, or above one: following it never ends."""
+    """Tell whether a link below `root` points to one of its parent folders, so that following it would never end."""
     target, folder = os.path.realpath(link), link
     while len(folder) > len(root):
         folder = os.path.dirname(folder)

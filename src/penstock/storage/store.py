@@ -44,12 +44,12 @@ class Stat(NamedTuple):
     size: int | None
     """Bytes; None where the store does not know."""
     version: str
-    """Other text for another file at the same path: entity tag or time of writing, on local disks the inode too. Empty
-    where the store has nothing of the kind."""
+    """Differs for another file at the same path: entity tag or time of writing, on local disks the inode too. Empty if
+    the store has neither."""
 
     @property
     def lasting_version(self) -> str:
-        """The version without what differs between hosts that see the same file: for keys of a cache."""
+        """The version without what differs between hosts that share a file: for cache keys."""
         return self.version.partition(_INODE)[0]
 
 
@@ -79,7 +79,7 @@ class Store(Protocol):
         """
 
     def stat(self, path: str) -> Stat:
-        """Return size and version of a file; FileNotFoundError where there is none. Costs one request."""
+        """Return size and version of a file; FileNotFoundError if there is none. Costs one request."""
 
     def read_ranges(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> list[Buffer]:
         """Return the bytes of each range (start, stop), in the order given.
@@ -98,12 +98,12 @@ class Store(Protocol):
         """
 
     def native_file(self, path: str) -> NativeFile | None:
-        """Open a file for reading by pyarrow itself where that is faster, as on local disks; None where it is not."""
+        """Open a file for reading by pyarrow itself if that is faster, as on local disks; None if it is not."""
 
     def open_output(self, path: str) -> NativeFile:
         """Open a file for writing, replacing one that is there; on object stores it appears when it is closed.
 
-        What was written is not sent again after a fault: `write` does that, for files that fit into memory.
+        After a fault nothing is sent again; `write` repeats, for files that fit into memory.
         """
 
     def write(self, path: str, data: bytes | Buffer) -> None:

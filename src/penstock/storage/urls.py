@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     FileSystem = Any
 
-# Extra of ours that brings the library for a URL scheme.
+# The extra that installs the library for a URL scheme.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 _EXTRAS |= {"hdfs": "hdfs", "webhdfs": "hdfs"}
 SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
-"""Schemes that are other names of one store."""
+"""Schemes that are aliases of another one."""
 _SLOW_S = 5.0
-"""How long a store may take for its first answer before a warning says that it is waited for."""
+"""How long a store may take for its first answer before a warning says that penstock is waiting."""
 _GCS_PROBE_S = 5
 """How long pyarrow's client for Google's store tries to get in at first; its own limit is 15 minutes."""
 _DRIVE = re.compile(r"/*([A-Za-z]:)(?=[/\\]|$)")

@@ -31,6 +31,7 @@ MAP = [
     {"plan"},
     {"engine"},
     {"display"},
+    {"rows"},
     {"api"},
     {"factories"},
     {"torch", "tensorflow", "jax"},
@@ -48,7 +49,7 @@ LINE = {stage: line for line, stages in enumerate(MAP) for stage in stages}
 
 # (module, import) -> why it may. Only for names that annotations need and that are never imported at run time.
 TYPES_ONLY = {
-    ("display.py", "penstock.api"): "the dataset that it draws",
+    ("display.py", "penstock.rows"): "the dataset that it draws",
     ("keywords.py", "penstock.schema.transform"): "what transform= takes",
 }
 

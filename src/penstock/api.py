@@ -6,7 +6,6 @@ its own; options are checked here once and handed down as frozen values.
 
 from __future__ import annotations
 
-import operator
 import warnings
 from contextlib import closing
 from dataclasses import replace
@@ -19,17 +18,15 @@ from penstock.codecs.base import AsStored
 from penstock.codecs.row_values import only_value
 from penstock.dataset import open_parquet, pick_columns
 from penstock.dataset.read import CAN_VERIFY
-from penstock.display import dataset_html, dataset_text
-from penstock.engine.build import Builder
-from penstock.engine.gather import BlockPool
 from penstock.engine.inputs import Inputs, columns_of
-from penstock.engine.loader import Loader, Stats
-from penstock.engine.stages import Decode, FilterRows, Fold
+from penstock.engine.loader import Loader
+from penstock.engine.stages import FilterRows, Fold
 from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.keywords import LoaderKeywords, PlanKeywords, check_keywords, show_keywords
 from penstock.openers import find_opener
-from penstock.options import MEMORY_BYTES, LoaderOptions, one_of
-from penstock.plan.grouping import RowGrouping
+from penstock.options import LoaderOptions, one_of
+from penstock.plan.order import RowGrouping
+from penstock.rows import DatasetRows
 from penstock.schema import UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
 from penstock.source import Selection, may_hold_nulls
@@ -42,9 +39,8 @@ if TYPE_CHECKING:
 
     from penstock.dataset.row_filter import RowFilter
     from penstock.engine.inputs import Column
-    from penstock.engine.stages import Batch
     from penstock.options import OnError, Verify, Window
-    from penstock.plan.grouping import Grouping
+    from penstock.plan.order import Grouping
     from penstock.plan.plan import Plan
     from penstock.plan.windows import WindowRule, WindowTable
     from penstock.schema import Unischema
@@ -141,7 +137,7 @@ def dataset_of(source: Source, columns: Iterable[Any] | None = None) -> Dataset:
     return Dataset(source, source.facts.selection or Selection.all(source.facts.chunk_rows), names)
 
 
-class Dataset:
+class Dataset(DatasetRows):
     """Rows of a dataset: some columns, some rows, in their natural order. A value: `select` and `where` give new ones.
 
     Opening reads no data; a filter that statistics cannot decide reads its own columns once, when `where` is called.
@@ -179,73 +175,6 @@ class Dataset:
     def __reduce__(self) -> Any:
         # What was found travels, files and connections do not: another process lists nothing and filters nothing again.
         return Dataset, (self._source, self._selection, self._names, self._late, self._encoded)
-
-    # -- facts ----------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    @property
-    def schema(self) -> Unischema:
-        """The fields of the chosen columns, in order."""
-        if self._schema is None:
-            whole = self._source.facts.unischema
-            some = [whole.fields[name] for name in self._names]
-            self._schema = whole if list(whole.fields) == list(self._names) else whole.create_schema_view(some)
-        return self._schema
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the chosen columns, in order."""
-        return self._names
-
-    @property
-    def chunks(self) -> list[tuple[str, int, int]]:
-        """File, row group and selected rows of every chunk, in natural order."""
-        facts = self._source.facts
-        files = (facts.files[file] for file in facts.chunk_file.tolist())
-        return list(zip(files, facts.chunk_part.tolist(), self._selection.counts.tolist(), strict=True))
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Relative paths of the files, in order."""
-        return self._source.facts.files
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files on disk."""
-        return int(self._source.facts.file_bytes.sum())
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of relative paths, sizes and rows of row groups; the same for a copy elsewhere."""
-        return self._source.facts.fingerprint
-
-    @property
-    def skipped(self) -> list[tuple[str, str]]:
-        """Files and row groups left out under on_error="skip", each with the reason."""
-        return [*self._source.facts.skipped, *self._selection.skipped]
-
-    @property
-    def source(self) -> Source:
-        """Where the rows come from: the facts about files and chunks, and a way to read one (`penstock.source`)."""
-        return self._source
-
-    @property
-    def selection(self) -> Selection:
-        """Which rows of each chunk of `source` are selected."""
-        return self._selection
-
-    @property
-    def filters_late(self) -> bool:
-        """Whether `where(..., exact=False)` leaves rows out on delivery, so that `len` counts too many."""
-        return self._late is not None
-
-    def __repr__(self) -> str:
-        return dataset_text(self)
-
-    def _repr_html_(self) -> str:
-        return dataset_html(self)
 
     # -- other views --------------------------------------------------------------------------------------------------
 
@@ -293,44 +222,6 @@ class Dataset:
             return self.with_selection(select_rows(source, found, self._selection, workers=default_workers()))
         late = found if self._late is None else self._late & found
         return Dataset(source, self._selection, self._names, late, self._encoded)
-
-    # -- rows ---------------------------------------------------------------------------------------------------------
-
-    def __getitem__(self, index: Any) -> dict[str, Any]:
-        """Return one row as a dict (an int) or rows as a batch (a slice, indices); reads the row groups concerned."""
-        if isinstance(index, slice):
-            return self.take(range(*index.indices(len(self))))
-        if np.ndim(index):
-            return self.take(index)
-        if isinstance(index, str):
-            raise TypeError(f"ds[...] takes numbers of rows; ds.select([{index!r}]) chooses columns")
-        if isinstance(index, bool | np.bool_):
-            raise TypeError(f"ds[...] takes numbers of rows; got {index}")
-        batch = self.take([operator.index(index)])
-        return {name: only_value(values) for name, values in batch.items()}
-
-    def take(self, indices: Iterable[int]) -> Batch:
-        """Return these rows as one batch, in the order given; reads each row group concerned once.
-
-        Negative indices count from the end; a row may be asked for twice.
-        """
-        if self._late is not None:
-            raise PlanError("rows filtered with exact=False have no numbers; use where(...) without it, or a loader")
-        from penstock.engine.random_access import row_numbers, take_rows
-
-        total = len(self)
-        wanted = row_numbers(indices)
-        outside = (wanted < -total) | (wanted >= total)
-        if outside.any():
-            raise IndexError(f"row {wanted[outside][0]} is outside of a dataset of {total} rows")
-        wanted = wanted.astype(np.int64)
-        wanted = np.where(wanted < 0, wanted + total, wanted)
-        chunk = np.searchsorted(self._ends, wanted, "right")
-        return take_rows(self._builder(), chunk, wanted - (self._ends - self._selection.counts)[chunk])
-
-    def head(self, n: int = 5) -> Batch:
-        """Return the first `n` rows as one batch."""
-        return self.take(range(min(n, len(self))))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the rows one by one, as `ds[i]` gives them: a dict of values, None where null.
@@ -426,7 +317,7 @@ class Dataset:
 
         only = self.select([column])
         try:
-            with closing(scan_column(only._builder(), self._selection.counts)) as chunks:
+            with closing(scan_column(only.builder(), self._selection.counts)) as chunks:
                 table = WindowTable.build(chunks, rule, span=span)
         except NotSorted as error:
             where = self._source.locate(error.chunk or 0)
@@ -465,17 +356,6 @@ class Dataset:
             column_bytes=source.row_bytes(self._names),
             chunk_bytes=source.chunk_bytes(self._names),
             rows=items.digest(selection.digest()),
-        )
-
-    def _builder(self) -> Builder:
-        return Builder(
-            source=self._source,
-            selection=self._selection,
-            columns=self._columns_read(),
-            stages=(Decode(self._columns_read(), skip=False),),
-            pool=BlockPool(keep=0),
-            stats=Stats(),
-            limit_bytes=MEMORY_BYTES,
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.errors import printable
 
 if TYPE_CHECKING:
-    from penstock.api import Dataset
+    from penstock.rows import DatasetRows
 
 _MOST_COLUMNS = 40
 
@@ -26,7 +26,7 @@ def size_text(num_bytes: float) -> str:
     return ""
 
 
-def headline(dataset: Dataset) -> str:
+def headline(dataset: DatasetRows) -> str:
     """Return rows, columns, files, row groups and size in one line."""
     groups = len(dataset.chunks)
     return (
@@ -40,7 +40,7 @@ def count_text(number: int, word: str) -> str:
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
-def schema_rows(dataset: Dataset) -> list[tuple[str, str, str, str, str]]:
+def schema_rows(dataset: DatasetRows) -> list[tuple[str, str, str, str, str]]:
     """Return name, dtype, shape, nullable and codec of every column, as text that is safe to print."""
     rows = []
     for name, field in dataset.schema.fields.items():
@@ -52,7 +52,7 @@ def schema_rows(dataset: Dataset) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def dataset_text(dataset: Dataset) -> str:
+def dataset_text(dataset: DatasetRows) -> str:
     """Return the headline and one line a column."""
     rows = schema_rows(dataset)
     widths = [max((len(row[i]) for row in rows[:_MOST_COLUMNS]), default=0) for i in range(5)]
@@ -64,7 +64,7 @@ def dataset_text(dataset: Dataset) -> str:
     return "\n".join([f"Dataset: {headline(dataset)}", *(f"  {line}" for line in lines + more)])
 
 
-def dataset_html(dataset: Dataset) -> str:
+def dataset_html(dataset: DatasetRows) -> str:
     """Return the same as a small table."""
     import html  # has a table of 2,000 entities: only where a notebook asks
 

@@ -19,7 +19,7 @@ from penstock.options import LoaderOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.plan.grouping import Grouping
+    from penstock.plan.order import Grouping
 
 
 def dataset_and_options(

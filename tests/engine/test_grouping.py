@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.factories import make_loader
 from penstock.options import LoaderOptions
-from penstock.plan.grouping import Grouping, ItemRows
+from penstock.plan.order import Grouping, ItemRows
 from penstock.testing import assert_resumes_exactly, make_parquet
 from tests.engine.make import ids
 

@@ -21,7 +21,7 @@ from penstock.engine.gather import Chunk
 from penstock.engine.residency import NEVER, EpochWork, Residency
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.plan import Cursor, Order, Share, plan_epoch
-from penstock.plan.grouping import RowGrouping
+from penstock.plan.order import RowGrouping
 from penstock.testing import RecordingFileSystem, make_parquet
 from tests.depth import depth
 from tests.engine.make import tightest

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.plan.epoch import Visits
-from penstock.plan.grouping import RowGrouping
+from penstock.plan.order import RowGrouping
 from penstock.plan.parts import PartGrouping
 from penstock.plan.windows import WindowGrouping, WindowRule, WindowTable
 

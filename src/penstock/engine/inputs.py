@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.engine.stages import FilterRows, Fold, Stage
     from penstock.options import LoaderOptions, Pool
     from penstock.plan.epoch import EpochPlan
-    from penstock.plan.grouping import Grouping
+    from penstock.plan.order import Grouping
     from penstock.schema.unischema import UnischemaField
     from penstock.source import Selection, Source
 

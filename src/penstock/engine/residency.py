@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.engine.gather import Chunk, LostChunk
     from penstock.engine.row_arena import Records, Shelf
     from penstock.plan import EpochPlan
-    from penstock.plan.grouping import Grouping
+    from penstock.plan.order import Grouping
 
     Stride = tuple[int, int]
     """The first batch that is built here, and how many batches on the next one is."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.engine.gather import LostChunk
     from penstock.engine.residency import Read, Residency
     from penstock.plan import EpochPlan
-    from penstock.plan.grouping import Grouping
+    from penstock.plan.order import Grouping
 
 EXIT_WAIT_S = 10.0
 """How long interpreter exit waits for a call that is still running in one of our threads."""

@@ -32,7 +32,7 @@ from penstock.petastorm.cache import NULL_CACHE, NullCache, make_cache
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.petastorm.ngram import NGram
-from penstock.plan.grouping import RowGrouping
+from penstock.plan.order import RowGrouping
 from penstock.plan.parts import PartGrouping
 from penstock.plan.windows import WindowGrouping
 from penstock.schema import Unischema, UnischemaField
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.loader import Loader
     from penstock.engine.stages import Batch
-    from penstock.plan.grouping import Grouping
+    from penstock.plan.order import Grouping
     from penstock.source import Source
 
 _POOLS = {"thread": "thread", "process": "process", "dummy": "serial"}

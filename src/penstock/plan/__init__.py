@@ -1,7 +1,7 @@
 """Plan a run: which rows, in what order, for whom; pure functions of counts, a seed and a place.
 
-`order` holds the values that fix a run; `grouping`, `parts` and `windows` say what items are; `epoch` has the interface
-of epoch plans and the sequential one, `shuffled` the other, by `permutation`; `state` stores a place; `plan` describes
+`order` holds the values that fix a run; `parts` and `windows` have items other than rows; `epoch` has the interface of
+epoch plans and the sequential one, `shuffled` the other, by `permutation`; `state` stores a place; `plan` describes
 a run to a person; `draws` decides the turns of a mix. NumPy only: no files, clocks or threads.
 """
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.plan.epoch import Visits
-from penstock.plan.grouping import Grouping, ItemRows, Run
+from penstock.plan.order import Grouping, ItemRows, Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

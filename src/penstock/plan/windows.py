@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.errors import NotSorted, PlanError
 from penstock.plan.epoch import Visits, joined
-from penstock.plan.grouping import Grouping, ItemRows
+from penstock.plan.order import Grouping, ItemRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 R = TypeVar("R")
 
+EXIT_WAIT_S = 10.0
+"""How long interpreter exit, or a finalizer, waits for a call that is still running in one of our threads."""
 _running = threading.local()
+
+
+class OwnThread(threading.Thread):
+    """A thread of a loader or of a stream in front of it.
+
+    It never waits for a thread in front of it, which may wait for it or for a lock that it holds: a garbage collection
+    may finalize a stream in any thread, inside any locked region.
+    """
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Every case with one thread and with two in a row.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 from penstock.engine.delivery import Delivery, Stream
 from penstock.engine.prefetch import Prefetched
 from penstock.errors import LoaderClosed
+from penstock.halt import OwnThread
 from tests.depth import depth
 
 
@@ -144,6 +146,61 @@ def test_dropping_it_ends_the_threads_and_the_source(make):
     del running
     gc.collect()
     assert source.stopped.is_set()
+
+
+class Locked(Numbers):
+    """A stream that needs a lock to say that it was stopped, as that of an engine does."""
+
+    def __init__(self, end):
+        super().__init__(end)
+        self.lock = threading.Lock()
+
+    def take(self):
+        if (taken := super().take()) is not None:
+            return taken
+        self.stopped.wait()
+        with self.lock:
+            raise LoaderClosed("stopped")
+
+
+def test_a_collection_in_a_thread_of_the_engine_waits_for_no_thread_in_front_of_it(make, monkeypatch):
+    monkeypatch.setattr("penstock.engine.prefetch.EXIT_WAIT_S", None)
+    source = Locked(1)
+    held = [make(source)]
+    held[0].take()
+
+    def collects():
+        with source.lock:
+            held.clear()  # as a collection does: it finalizes a stream whose thread will want this lock
+
+    worker = OwnThread(target=collects, daemon=True)
+    worker.start()
+    worker.join(20)
+    if worker.is_alive():
+        faulthandler.dump_traceback(all_threads=True)
+    assert not worker.is_alive()
+    assert source.stopped.is_set()
+
+
+def test_a_finalizer_does_not_wait_without_limit_for_a_running_call(monkeypatch):
+    monkeypatch.setattr("penstock.engine.prefetch.EXIT_WAIT_S", 0.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def blocks(delivery):
+        if delivery.batch:
+            begun.set()
+            go_on.wait()
+
+    held = [Numbers(9).map(blocks, ahead=1)]
+    held[0].take()
+    assert begun.wait(5)
+    dropping = threading.Thread(target=held.clear, daemon=True)
+    dropping.start()
+    dropping.join(20)
+    try:
+        assert not dropping.is_alive()
+    finally:
+        go_on.set()
 
 
 def test_stopping_ends_a_wait_in_the_source(make):

@@ -258,8 +258,11 @@ class Stream(ABC, Generic[B]):
     def stop(self) -> None:
         """End threads and processes; they are gone on return. May be called twice, and from a finalizer."""
 
-    def release(self) -> None:
-        """End what works for this stream, but no thread in front of it, through which an error goes to the consumer."""
+    def release(self, wait_s: float | None = None) -> None:  # noqa: ARG002 -- for streams that run functions of users
+        """End what works for this stream, but no thread in front of it, through which an error goes to the consumer.
+
+        Waits at most `wait_s` seconds for calls of the user's functions; None: as long as they take.
+        """
         self.stop()
 
     @abstractmethod

@@ -22,9 +22,9 @@ from penstock.engine.inputs import Inputs, Setup, choose_order, make_stages
 from penstock.engine.loader_facts import LoaderFacts
 from penstock.engine.randomness import Watch, advice
 from penstock.engine.rank import check_still, rank_and_world
-from penstock.engine.scheduler import EXIT_WAIT_S
 from penstock.engine.stages import MASK, Batch, Stage
 from penstock.errors import DecodeError, PenstockWarning, PlanError, users_level
+from penstock.halt import EXIT_WAIT_S
 from penstock.plan.epoch import EpochPlan, plan_epoch
 from penstock.plan.order import Cursor, Order, Share, steps_left
 
@@ -350,10 +350,10 @@ class EngineStream(Stream[Batch]):
         self._ahead = self._record.hands_over_ahead = True
         self._front = weakref.ref(front)
 
-    def release(self) -> None:
+    def release(self, wait_s: float | None = None) -> None:
         """End the scheduler's threads and processes."""
         self._finalizer.detach()
-        self._scheduler.stop()
+        self._scheduler.stop(wait_s)
 
     def stop(self) -> None:
         """End threads and processes, also those in front; they are gone on return."""

@@ -368,12 +368,12 @@ class MixStream(Stream[Batch]):
         for stream in self._streams.values():
             stream.note_ahead(self)
 
-    def release(self) -> None:
+    def release(self, wait_s: float | None = None) -> None:
         """End the streams of all loaders."""
         self._is_stopped = True
         with contextlib.ExitStack() as stack:
             for one in list(self._streams.values()):
-                stack.callback(one.release)
+                stack.callback(one.release, wait_s)
 
     def stop(self) -> None:
         """End the streams of all loaders, and the threads in front."""

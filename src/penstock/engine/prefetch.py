@@ -1,13 +1,14 @@
 """Streams in front of others: their batches are changed as they are taken, or by a thread ahead of the consumer.
 
 `Stream.map(function)` makes a `Mapped` stream, `Stream.map(function, ahead=n)` a `Prefetched` one, for conversion and
-copies to a device. The thread takes, works and queues; what was queued is not received before
-the consumer acknowledges it. Nothing here knows of tensors, devices or datasets.
+copies to a device. The thread takes, works and queues; what was queued is not received before the consumer
+acknowledges it. Nothing here knows of tensors, devices or datasets.
 
-What happens to the thread, in every case: at the end of the pass and after an error it ends by itself, the error being
-raised where its batch would have come; on `break`, garbage collection, a new stream and `close()` it is stopped and
-joined, the source first, which ends a wait for the next batch; at Ctrl-C the consumer stops it; at interpreter exit the
-finalizer does; in a forked child, which has no such thread, `take` raises LoaderClosed.
+What happens to the thread, in every case: at the end of the pass it ends by itself; an error is raised where its batch
+would have come, and stops the stream; on `break`, a new stream, Ctrl-C and `close()` the thread is stopped and joined,
+the source first, which ends a wait for the next batch; at interpreter exit and in a garbage collection the finalizer
+does so, for at most `EXIT_WAIT_S` (a collection inside a thread of ours waits for nothing); in a forked child, which
+has no such thread, `take` raises LoaderClosed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from penstock.engine.delivery import CLOSED, FORKED, Delivery, Stream
 from penstock.errors import LoaderClosed
-from penstock.halt import wait_in
+from penstock.halt import EXIT_WAIT_S, OwnThread, wait_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +84,7 @@ class Prefetched(Wrapping[B, C]):
         self._is_outermost = True
         """Whether the consumer takes from this one, and not a thread ahead of it."""
         self._queue: _Queue[B, C] = _Queue(source, function, ahead)
-        self._finalizer = weakref.finalize(self, self._queue.stop)
+        self._finalizer = weakref.finalize(self, self._queue.stop, EXIT_WAIT_S)
 
     def take(self) -> Delivery[C] | None:
         """Return the next delivery; waits for the thread where none is ready."""
@@ -133,14 +134,14 @@ class Prefetched(Wrapping[B, C]):
         self._queue.finish = function
         return self
 
-    def release(self) -> None:
+    def release(self, wait_s: float | None = None) -> None:
         """End the thread and the source, as `stop` does."""
-        self.stop()
+        self._finalizer.detach()
+        self._queue.stop(wait_s)
 
     def stop(self) -> None:
         """End the thread and the source, and wait for them."""
-        self._finalizer.detach()
-        self._queue.stop()
+        self.release()
 
 
 class _Queue(Generic[B, C]):
@@ -176,7 +177,7 @@ class _Queue(Generic[B, C]):
             raise LoaderClosed(FORKED)
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
             if self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._work, name="penstock-feed", daemon=True)
+                self._thread = OwnThread(target=self._work, name="penstock-feed", daemon=True)
                 self._thread.start()
             while not self._ready:
                 if self._over:
@@ -239,17 +240,17 @@ class _Queue(Generic[B, C]):
                 self._put(error)
                 return False
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float | None) -> None:
         if os.getpid() != self._pid:
             return
+        deadline = None if wait_s is None else time.perf_counter() + wait_s
         # Called in a locked region (by a garbage collection or a signal handler): our thread needs the lock to end.
         inside = cast("Any", self._lock)._is_owned()
         with self._lock:
             self._stopped = True
             self._cond.notify_all()
-        self._source.release()  # ends a wait for the next batch
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and not inside:
+        self._source.release(wait_s)  # ends a wait for the next batch
+        if self._thread is not None and not inside and not isinstance(threading.current_thread(), OwnThread):
             with contextlib.suppress(RuntimeError):  # a signal came before it had started; it ends by itself
-                thread.join()
+                self._thread.join(None if deadline is None else max(0.0, deadline - time.perf_counter()))
         self._ready.clear()

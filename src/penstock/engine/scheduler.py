@@ -37,7 +37,7 @@ from penstock.engine.delivery import CLOSED, FORKED, Built
 from penstock.engine.gather import Chunk
 from penstock.engine.residency import EpochWork
 from penstock.errors import LoaderClosed
-from penstock.halt import wait_in
+from penstock.halt import OwnThread, wait_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from penstock.plan import EpochPlan
     from penstock.plan.order import Grouping
 
-EXIT_WAIT_S = 10.0
-"""How long interpreter exit waits for a call that is still running in one of our threads."""
 _INDEXED_AHEAD = 2
 _LOOK_S = 1.0
 """A consumer that waits looks around this often: on Windows Ctrl-C does not interrupt a wait without end."""
@@ -194,9 +192,7 @@ class Scheduler:
                     for process in self._processes:
                         process.start()  # before any thread of ours: a forked process must not inherit a held lock
                     for index in range(self._limits.workers):
-                        thread = threading.Thread(
-                            target=self._work, args=(index,), name=f"penstock-{index}", daemon=True
-                        )
+                        thread = OwnThread(target=self._work, args=(index,), name=f"penstock-{index}", daemon=True)
                         self._threads.append(thread)
                         thread.start()
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken

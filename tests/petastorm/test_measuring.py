@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.bench.measure import peak_bytes
 from penstock.petastorm.benchmark import cli
 from penstock.petastorm.benchmark.throughput import (
     BenchmarkResult,
     ReadMethod,
     WorkerPoolType,
-    _peak_bytes,
     reader_throughput,
 )
 from penstock.petastorm.etl.dataset_metadata import load_row_groups
@@ -100,5 +100,5 @@ def test_the_command_line_prints_three_numbers(url: str, capsys: pytest.CaptureF
 
 def test_memory_is_told_without_psutil_too() -> None:
     pytest.importorskip("resource")
-    assert _peak_bytes() > 1 << 20
-    assert np.iinfo(np.int64).max > _peak_bytes()
+    assert peak_bytes() > 1 << 20
+    assert np.iinfo(np.int64).max > peak_bytes()

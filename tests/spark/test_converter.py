@@ -1,4 +1,4 @@
-"""A DataFrame becomes files once, is used again only where its rows are the same, and nothing else is ever deleted."""
+"""A DataFrame becomes files once, is reused only where its rows are the same, and nothing else is ever deleted."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_an_empty_data_frame_is_no_error(spark, cache) -> None:
     assert len(none) == 0
 
 
-# -- used again -------------------------------------------------------------------------------------------------------
+# -- reused -------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_data_frame_is_written_once(spark, cache, caplog) -> None:
@@ -225,7 +225,7 @@ def test_the_same_data_frame_is_written_once(spark, cache, caplog) -> None:
     assert again.cache_dir_url == first.cache_dir_url
     assert again.file_urls == first.file_urls
     assert len(again) == 2
-    assert "used again" in caplog.text
+    assert "reused" in caplog.text
 
 
 def test_a_data_frame_made_again_with_the_same_plan_is_not_written_again(spark, cache, tmp_path) -> None:
@@ -332,9 +332,7 @@ def test_a_source_that_may_change_unseen_is_written_anew(spark, cache, caplog) -
     finally:
         spark.conf.unset("spark.sql.sources.useV1SourceList")
     assert first.cache_dir_url != again.cache_dir_url
-    assert (
-        "materialised anew, whether or not it was before: it reads from a source (DataSourceV2Relation)" in caplog.text
-    )
+    assert "written again, even if it was written before: it reads from a source (DataSourceV2Relation)" in caplog.text
 
 
 def test_a_folder_that_somebody_deleted_is_written_again(spark, cache) -> None:

@@ -35,7 +35,7 @@ PROGRAM = """
     df = spark.createDataFrame([(Vectors.dense([i, 1]), float(i)) for i in range(6)], kinds)
     one, other = make_spark_converter(df), make_spark_converter(df)
     assert one.cache_dir_url != other.cache_dir_url
-    assert any("materialised anew" in line and "Spark Connect" in line for line in told), told
+    assert any("written again" in line and "Spark Connect" in line for line in told), told
     with one.make_torch_dataloader(num_epochs=1, batch_size=6) as loader:
         [batch] = list(loader)
     assert sorted(batch["x"].tolist()) == [0, 1, 2, 3, 4, 5]

@@ -164,7 +164,7 @@ def measure(dataset: Dataset, task: Workload) -> Result:
     return Result(
         task=task, ours=tuple(one.rows / one.seconds for one in rounds), limit=tuple(limits),
         row_bytes=rounds[-1].row_bytes, limit_work=limit.describe(), first_s=rounds[0].first_s,
-        peak_bytes=_peak_bytes(), report=rounds[-1].report,
+        peak_bytes=peak_bytes(), report=rounds[-1].report,
     )  # fmt: skip
 
 
@@ -285,7 +285,8 @@ class _Ticker:
             self._done = ticks
 
 
-def _peak_bytes() -> int | None:
+def peak_bytes() -> int | None:
+    """Return the peak memory of this process; None on Windows, which does not report it."""
     if os.name == "nt":
         return None
     import resource

@@ -14,11 +14,11 @@ from penstock.engine.rowwise import plain_array, plain_column
 from penstock.schema.rows import row_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["StepType", "batch_column", "columns_of", "row_type", "rows_of", "window_columns", "windows_of"]
+__all__ = ["StepType", "batch_column", "columns_of", "row_type", "rows_of", "take_rows", "window_columns", "windows_of"]
 
 _SOME_WINDOWS = 256
 """Windows that are made at once in the consumer."""
@@ -35,12 +35,9 @@ class StepType(NamedTuple):
 
 def rows_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Iterator[Any]:
     """Give the rows of a batch one by one."""
-    columns = [_each(batch[name]) for name in names]
+    columns = [batch[name] for name in names]
+    columns = [row_values(one) if isinstance(one, np.ma.MaskedArray) else one for one in columns]
     return map(make._make, zip(*columns, strict=True))
-
-
-def _each(column: Any) -> Iterable[Any]:
-    return row_values(column) if isinstance(column, np.ma.MaskedArray) else column
 
 
 def windows_of(batch: Mapping[str, Any], windows: Any, types: Mapping[int, StepType]) -> Iterator[dict[int, Any]]:
@@ -49,7 +46,10 @@ def windows_of(batch: Mapping[str, Any], windows: Any, types: Mapping[int, StepT
     for begin in range(0, len(windows), _SOME_WINDOWS):
         lines = windows[begin : begin + _SOME_WINDOWS]
         used, lines = np.unique(lines, return_inverse=True)
-        some = {name: _take(values, used) for name, values in batch.items()}
+        if used[-1] - used[0] + 1 == len(used):  # views of neighbours: images are not copied
+            some = {name: values[used[0] : used[-1] + 1] for name, values in batch.items()}
+        else:
+            some = {name: take_rows(values, used) for name, values in batch.items()}
         steps = [
             (step, list(rows_of(some, make.names, make.type)) if make.names else [make.type()] * len(used))
             for step, make in sorted(types.items())
@@ -58,13 +58,9 @@ def windows_of(batch: Mapping[str, Any], windows: Any, types: Mapping[int, StepT
             yield {step: rows[line[step - first]] for step, rows in steps}
 
 
-def _take(values: Any, rows: NDArray[np.int64]) -> Any:
-    """Return some rows of a column; neighbours are a view."""
-    if isinstance(values, list):
-        return [values[row] for row in rows.tolist()]
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        return values[rows[0] : rows[-1] + 1]
-    return values[rows]
+def take_rows(values: Any, rows: NDArray[np.int64]) -> Any:
+    """Return some rows of a column, in this order."""
+    return [values[row] for row in rows.tolist()] if isinstance(values, list) else values[rows]
 
 
 def columns_of(batch: Mapping[str, Any], names: Sequence[str], make: Any, dtypes: Mapping[str, np.dtype[Any]]) -> Any:

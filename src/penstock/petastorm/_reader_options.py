@@ -57,6 +57,13 @@ _WINDOW_BYTES = 256 << 20
 """Windows whose rows must be decoded are made together up to these, so that a row shared by two is decoded once."""
 
 
+def whole_number(name: str, value: Any, *, least: int) -> int:
+    """Return an argument as an int; ValueError if it is not a whole number, or less than `least`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}")
+    return int(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions:
     """The arguments of a reader, checked; see `make_reader` for their meaning."""
@@ -107,9 +114,7 @@ class ReaderOptions:
                 f"cur_shard and shard_count go together; got cur_shard={self.cur_shard}, shard_count={self.shard_count}"
             )
         for name in ("workers_count", "results_queue_size", "shuffle_row_drop_partitions"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}")
+            whole_number(name, getattr(self, name), least=1)
         if self.num_epochs is not None and (
             isinstance(self.num_epochs, bool) or not isinstance(self.num_epochs, int) or self.num_epochs < 1
         ):
@@ -411,7 +416,14 @@ def open_setup(options: ReaderOptions) -> ReaderSetup:
         extra = sorted(RowFilter(options.predicate, options.batched).fields - set(wanted))
     ds = ds.select([*wanted, *extra])
     items = find_items(ds, options, ngram)
-    _warn_if_all_is_dropped(items, options)
+    num_items = int(items.counts.sum())
+    if options.remainder == "drop" and num_items and num_items < (options.shard_count or 1):
+        warnings.warn(
+            f"remainder='drop' leaves nothing: {num_items} steps for {options.shard_count} shards; use 'uneven' or "
+            "'pad'",
+            PenstockWarning,
+            stacklevel=users_level(),
+        )
     return ReaderSetup(
         options=options,
         dataset=ds,
@@ -524,17 +536,6 @@ def _check_shards(ds: penstock.Dataset, options: ReaderOptions) -> None:
             f"{options.shard_count} shards need at least one row each. Number of row-groups in the dataset that are "
             f"selected: {np.count_nonzero(ds.selection.counts)}, with {len(ds)} rows; give a shard_count of at most "
             f"{len(ds)}"
-        )
-
-
-def _warn_if_all_is_dropped(items: Grouping, options: ReaderOptions) -> None:
-    num_items = int(items.counts.sum())
-    if options.remainder == "drop" and num_items and num_items < (options.shard_count or 1):
-        warnings.warn(
-            f"remainder='drop' leaves nothing: {num_items} steps for {options.shard_count} shards; use 'uneven' or "
-            "'pad'",
-            PenstockWarning,
-            stacklevel=users_level(),
         )
 
 

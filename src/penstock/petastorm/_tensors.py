@@ -40,13 +40,6 @@ def torch_module() -> Any:
     return torch
 
 
-@cache
-def _share() -> Any:
-    from penstock.torch.tensors import share  # late: imports torch
-
-    return share
-
-
 def promoted(values: NDArray[Any]) -> NDArray[Any]:
     """Return an array with Petastorm's promotions: uint16 as int32, uint32 as int64, bool as uint8."""
     kind = values.dtype.kind
@@ -67,11 +60,9 @@ def promoted_value(value: Any) -> Any:
 
 def rows_of(columns: Columns, *, windows: bool) -> list[dict[Any, Any]]:
     """Return rows as dicts of promoted values; windows as {step: {field: value}}."""
-    each = [_row_values(values) for values in columns.values()]
-    lines = zip(*each, strict=True)
-    if not windows:
-        return [dict(zip(columns, line, strict=True)) for line in lines]
-    return [nested(dict(zip(columns, line, strict=True))) for line in lines]
+    lines = zip(*map(_row_values, columns.values()), strict=True)
+    rows = [dict(zip(columns, line, strict=True)) for line in lines]
+    return [nested(row) for row in rows] if windows else rows
 
 
 def _row_values(values: Any) -> list[Any]:
@@ -123,7 +114,9 @@ def as_tensor(values: Any) -> Any:
     try:
         if values.flags.carray and values.dtype.isnative and values.size > 1:  # as nearly every column
             return torch.from_numpy(values)
-        return _share()(values)
+        from penstock.torch.tensors import share  # imports torch
+
+        return share(values)
     except TypeError:
         raise UnsupportedType(
             f"torch has no dtype for {values.dtype}; cast the field in a transform_spec, or do not read it"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import LoaderClosed
+from penstock.petastorm._columns import take_rows
 from penstock.petastorm._reader_stream import num_items, place_after
 from penstock.petastorm._tf_values import column_of, ragged_of
 from penstock.petastorm.reader import Reader
@@ -21,8 +22,6 @@ from penstock.petastorm.tf_utils import Shape, tensor_dtype, tensorflow_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from penstock.engine.delivery import Delivery
     from penstock.engine.stages import Batch
@@ -231,11 +230,7 @@ def _blocks_of(delivery: Delivery[Batch], shape: Shape, total: int) -> Iterator[
     some = max(1, _BLOCK_BYTES // max(1, sum(_row_bytes(batch[name]) for _, name in fields)))
     for first in range(0, total, some):
         lines = windows[first : first + some]
-        yield first, len(lines), [_picked(batch[name], lines[:, step - earliest]) for step, name in fields]
-
-
-def _picked(values: Any, rows: NDArray[np.int64]) -> Any:
-    return [values[row] for row in rows.tolist()] if isinstance(values, list) else values[rows]
+        yield first, len(lines), [take_rows(batch[name], lines[:, step - earliest]) for step, name in fields]
 
 
 def _row_bytes(values: Any) -> int:

@@ -40,7 +40,8 @@ def generate_datapoint(schema: Unischema, *, rng: np.random.Generator | None = N
 
 def _value(field: UnischemaField, rng: np.random.Generator) -> Any:
     if field.numpy_dtype is Decimal:
-        return _decimal(_stored(field), rng)
+        stored = _stored(field)
+        return Decimal(int(rng.integers(0, 10 ** min(stored.precision, 9)))).scaleb(-stored.scale)
     shape = tuple(FREE_SIZE if size is None else size for size in field.shape)
     if shape == () and field.numpy_dtype is not None:
         return _scalar(field, rng)
@@ -78,8 +79,3 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generato
         return np.array(words, dtype.kind).reshape(shape)
     real = np.asarray(rng.random(shape))
     return (real + 1j * np.asarray(rng.random(shape)) if dtype.kind == "c" else real).astype(dtype)
-
-
-def _decimal(stored: pa.DataType, rng: np.random.Generator) -> Decimal:
-    digits = min(stored.precision, 9)
-    return Decimal(int(rng.integers(0, 10**digits))).scaleb(-stored.scale)

@@ -12,6 +12,7 @@ import itertools
 import json
 import struct
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -67,12 +68,21 @@ class LocalDiskCache(DiskCache, CacheBase):
         eviction = _eviction(settings)
         super().__init__(path, size_limit_bytes, eviction=eviction)
         if eviction != "none" and size_limit_bytes is not None and expected_row_size_bytes is not None:
-            _check_size(size_limit_bytes, expected_row_size_bytes, shards)
+            least = _ROWS_PER_SHARD * expected_row_size_bytes * shards
+            if size_limit_bytes < least:
+                raise PlanError(
+                    f"the opposite of Condition 'size_limit_bytes / shards < {_ROWS_PER_SHARD} * "
+                    f"expected_row_size_bytes' needs to hold: a cache of {size_limit_bytes} bytes is too small for "
+                    f"rows of {expected_row_size_bytes} bytes in {shards} shards; give at least {least} bytes, or "
+                    "eviction_policy='none' to store only while there is room"
+                )
         self._cleanup = cleanup
 
     def __reduce__(self) -> Any:
-        policy = {"none": {"eviction_policy": "none"}, "lru": {"eviction_policy": "least-recently-used"}}
-        return _make, (self.path, self._limit, self._cleanup, policy.get(self.eviction, {}))
+        policies: dict[str, Any] = {"none": "none", "lru": "least-recently-used"}
+        settings = {"eviction_policy": policies[self.eviction]} if self.eviction in policies else {}
+        made = partial(LocalDiskCache, cleanup=self._cleanup, **settings)
+        return made, (self.path, self._limit, None)
 
     def get(self, key: str, fill_cache_func: Callable[[], Any]) -> Any:
         """Return the value of `key`, from the folder or from `fill_cache_func`, whose value is then kept.
@@ -99,10 +109,6 @@ class LocalDiskCache(DiskCache, CacheBase):
             self.clear_own()
 
 
-def _make(path: str, limit: int | None, cleanup: bool, settings: dict[str, Any]) -> LocalDiskCache:
-    return LocalDiskCache(path, limit, None, cleanup=cleanup, **settings)
-
-
 def _eviction(settings: dict[str, Any]) -> Eviction:
     policy = settings.pop("eviction_policy", None)
     if settings:
@@ -116,16 +122,6 @@ def _eviction(settings: dict[str, Any]) -> Eviction:
     if policy not in _EVICTIONS:
         raise PlanError(f"eviction_policy must be one of {', '.join(map(repr, _EVICTIONS))}; got {policy!r}")
     return cast("Eviction", _EVICTIONS[policy])
-
-
-def _check_size(limit: float, row_size: float, shards: int) -> None:
-    least = _ROWS_PER_SHARD * row_size * shards
-    if limit < least:
-        raise PlanError(
-            f"the opposite of Condition 'size_limit_bytes / shards < {_ROWS_PER_SHARD} * expected_row_size_bytes' "
-            f"needs to hold: a cache of {limit} bytes is too small for rows of {row_size} bytes in {shards} shards; "
-            f"give at least {least} bytes, or eviction_policy='none' to store only while there is room"
-        )
 
 
 # -- values of plain kinds, as JSON with blocks of bytes behind it: no pickle, which would run what a file says -----

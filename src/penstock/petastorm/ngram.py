@@ -103,7 +103,8 @@ class NGram:
         """Compare the fields of every timestep in any order, and nothing else, as Petastorm does."""
         if not isinstance(other, NGram):
             return NotImplemented
-        return _as_sets(self._fields) == _as_sets(other._fields)
+        mine, theirs = ({step: set(one) for step, one in ngram._fields.items()} for ngram in (self, other))
+        return mine == theirs
 
     __hash__ = None  # type: ignore[assignment]  # fields change when patterns are resolved in place
 
@@ -132,7 +133,11 @@ class NGram:
     def resolve_regex_field_names(self, schema: Unischema) -> None:
         """Do what `resolved` does, but in place; on an error nothing is changed."""
         asked, timestamp = self._asked
-        fields = {step: self._convert_step(schema, step, wanted) for step, wanted in asked.items()}
+        fields = {step: self.convert_fields(schema, wanted) for step, wanted in asked.items()}
+        for step, wanted in asked.items():
+            if wanted and not fields[step]:
+                patterns = ", ".join(map(repr, wanted))
+                raise NoFieldsMatch(f"no field matches {patterns} at timestep {step}; {_near(wanted[0], schema)}")
         self._timestamp_field = _timestamp(schema, timestamp)
         self._fields, self._types = fields, None
 
@@ -145,7 +150,12 @@ class NGram:
 
     def get_field_names_at_timestep(self, timestep: int) -> list[str]:
         """Return the names of the fields at a timestep; none where it is not listed. Patterns must be resolved."""
-        return [_resolved(field).name for field in self._fields.get(timestep, [])]
+        fields = self._fields.get(timestep, [])
+        if patterns := [field for field in fields if isinstance(field, str)]:
+            raise SchemaError(
+                f"the pattern {patterns[0]!r} is not resolved yet; call resolved(schema) and use its result"
+            )
+        return [field.name for field in fields]
 
     def get_field_names_at_all_timesteps(self) -> list[Any]:
         """Return the fields (not the names, as in Petastorm) of all timesteps, each once, by timestep as listed."""
@@ -215,14 +225,6 @@ class NGram:
         everything = [*self.get_field_names_at_all_timesteps(), self._timestamp_field]
         return self.resolved(schema) if any(isinstance(f, str) for f in everything) else self
 
-    def _convert_step(self, schema: Unischema, step: int, wanted: list[Any]) -> list[UnischemaField]:
-        fields = self.convert_fields(schema, wanted)
-        if wanted and not fields:
-            raise NoFieldsMatch(
-                f"no field matches {', '.join(map(repr, wanted))} at timestep {step}; {_near(wanted[0], schema)}"
-            )
-        return fields
-
 
 def _check_fields(fields: Any) -> None:
     if not isinstance(fields, dict) or not fields:
@@ -248,19 +250,9 @@ def _timestamp(schema: Unischema, wanted: Any) -> UnischemaField:
     return next(iter(found.values()))
 
 
-def _resolved(field: Any) -> UnischemaField:
-    if isinstance(field, str):
-        raise SchemaError(f"the pattern {field!r} is not resolved yet; call resolved(schema) and ask what it returns")
-    return field  # type: ignore[no-any-return]
-
-
 def _name(wanted: Any) -> str:
     return wanted if isinstance(wanted, str) else str(wanted[0])
 
 
 def _near(wanted: Any, schema: Unischema) -> str:
     return close_names(_name(wanted), schema.fields)
-
-
-def _as_sets(fields: Mapping[int, list[Any]]) -> dict[int, set[Any]]:
-    return {step: set(wanted) for step, wanted in fields.items()}

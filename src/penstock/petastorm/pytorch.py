@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockWarning, StateMismatch
+from penstock.petastorm._reader_options import whole_number
 from penstock.petastorm._row_feed import BufferedShuffle, RowFeed, cut, join, joined, make_feed
 from penstock.petastorm._tensors import as_tensor, column_of, leaf, nested, rows_of, tensors_of, torch_module
 
@@ -117,8 +118,8 @@ class _FeedLoader(LoaderBase, ABC):
     def __init__(self, reader: Any, batch_size: int, shuffling_queue_capacity: int) -> None:
         torch_module()
         self.reader = reader
-        self.batch_size = _whole("batch_size", batch_size, least=1)
-        self.shuffling_queue_capacity = _whole("shuffling_queue_capacity", shuffling_queue_capacity, least=0)
+        self.batch_size = whole_number("batch_size", batch_size, least=1)
+        self.shuffling_queue_capacity = whole_number("shuffling_queue_capacity", shuffling_queue_capacity, least=0)
         self._feed: RowFeed = make_feed(reader, self.batch_size, shuffle=self.shuffling_queue_capacity)
         self._windows = getattr(reader, "ngram", None) is not None
         self._mixed: tuple[int, int] | None = None
@@ -278,11 +279,11 @@ class InMemBatchedDataLoader(LoaderBase):
         """
         torch_module()
         if num_epochs is not None:
-            _whole("num_epochs", num_epochs, least=1)
+            whole_number("num_epochs", num_epochs, least=1)
         if rows_capacity is not None:
-            _whole("rows_capacity", rows_capacity, least=1)
+            whole_number("rows_capacity", rows_capacity, least=1)
         self.reader = reader
-        self.batch_size = _whole("batch_size", batch_size, least=1)
+        self.batch_size = whole_number("batch_size", batch_size, least=1)
         self._num_epochs, self._seed, self._shuffle = num_epochs, seed, shuffle
         self._start = reader.state_dict() if hasattr(reader, "state_dict") else None
         columns = self._read(rows_capacity)
@@ -320,7 +321,11 @@ class InMemBatchedDataLoader(LoaderBase):
 
     def _iter_impl(self) -> Iterator[Any]:
         while self._num_rows:
-            order = self._order(self._epoch)
+            torch = torch_module()
+            order = torch.arange(self._num_rows)
+            if self._shuffle:
+                generator = torch.Generator().manual_seed(self._seed + self._epoch)
+                order = torch.randperm(self._num_rows, generator=generator)
             while self._row < self._num_rows:
                 lo = self._row
                 self._row = min(lo + self.batch_size, self._num_rows)
@@ -332,12 +337,6 @@ class InMemBatchedDataLoader(LoaderBase):
                 yield batch
             if self._num_epochs is not None and self._epoch % self._num_epochs == 0:
                 return
-
-    def _order(self, epoch: int) -> Any:
-        torch = torch_module()
-        if not self._shuffle:
-            return torch.arange(self._num_rows)
-        return torch.randperm(self._num_rows, generator=torch.Generator().manual_seed(self._seed + epoch))
 
     def _take(self, rows: Any) -> dict[Any, Any]:
         torch = torch_module()
@@ -388,9 +387,3 @@ class InMemBatchedDataLoader(LoaderBase):
                 )
         self._end_pass()
         self._epoch, self._row, self._begun = state["epoch"], state["row"], False
-
-
-def _whole(name: str, value: Any, *, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}")
-    return int(value)

@@ -37,25 +37,17 @@ def decode_row(row: Mapping[str, Any], schema: Unischema) -> dict[str, Any]:
 
 
 def _decode(field: UnischemaField, cell: Any) -> Any:
-    if cell is None:
-        return None
+    kind = field.numpy_dtype
     try:
-        if field.codec is not None:
+        if cell is not None and field.codec is not None:
             return field.codec.decode(field, cell)
-        return _plain(field, cell)
+        if cell is None or kind is None or isinstance(cell, kind):
+            return cell
+        return kind(cell) if kind is Decimal or field.shape == () else np.asarray(cell, kind)
     except Exception as error:
         raise DecodeFieldError(
             f"cannot decode field {field.name!r} with {field.codec or 'no codec'}: {error}", column=field.name
         ) from error
-
-
-def _plain(field: UnischemaField, cell: Any) -> Any:
-    kind = field.numpy_dtype
-    if kind is None or isinstance(cell, kind):
-        return cell
-    if kind is Decimal or field.shape == ():
-        return kind(cell)
-    return np.asarray(cell, kind)
 
 
 def add_to_dataset_metadata(dataset: Any, key: str | bytes, value: str | bytes) -> None:

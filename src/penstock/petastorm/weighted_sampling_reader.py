@@ -120,9 +120,7 @@ class WeightedSamplingReader:
         reorder = self._reordered[index]
         return item if reorder is None else reorder(item)
 
-    def next(self) -> Any:
-        """Return the next item: what `next(reader)` does."""
-        return next(self)
+    next = __next__
 
     def __bool__(self) -> bool:
         return True  # whatever its length, which an endless one does not have

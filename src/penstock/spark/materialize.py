@@ -306,26 +306,19 @@ def _mode(target_url: str, *, overwrite: bool) -> str:
 def _refuse_overlap(source_url: str, target_url: str) -> None:
     """Refuse a target inside, over or around the dataset that is read: Spark would delete it, or read its own files."""
     (source_host, source), (target_host, target) = _place(source_url), _place(target_url)
-    if source_host != target_host and "" not in (source_host[1], target_host[1]):
+    same_host = source_host[1] == target_host[1] or "" in (source_host[1], target_host[1])
+    if source_host[0] != target_host[0] or not same_host:
         return
-    if source_host[0] != target_host[0]:
-        return
-    how = None
-    if source == target:
-        how = "is the dataset itself"
-    elif _is_below(target, source):
-        how = "lies in the dataset"
-    elif _is_below(source, target):
-        how = "holds the dataset"
-    if how is not None:
+    inside, outside = (
+        f"{target}/".startswith(f"{source.rstrip('/')}/"),
+        f"{source}/".startswith(f"{target.rstrip('/')}/"),
+    )
+    if inside or outside:
+        how = "is" if inside and outside else "is inside" if inside else "contains"
         raise PlanError(
-            f"copy_dataset: the target {target_url} {how} that is to be copied, {source_url}; nothing was done. Copy "
-            "it to a folder beside it"
+            f"copy_dataset: the target {target_url} {how} the dataset to copy, {source_url}; nothing was done. Copy it "
+            "to a folder beside it"
         )
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path.startswith(folder.rstrip("/") + "/")
 
 
 def _place(url: str | os.PathLike[str]) -> tuple[tuple[str, str], str]:

@@ -57,24 +57,18 @@ def dataset_as_rdd(  # noqa: PLR0913 - Petastorm's signature, and two keywords
 
     Raises:
         NotImplementedError: The session is one of Spark Connect.
-        PlanError: (a ValueError) `spark_session` is no session; a SparkContext is none.
+        PlanError: (a ValueError) `spark_session` is not a session; a SparkContext is not one.
         SchemaError: No field matches.
     """
     context = context_of(spark_session, "dataset_as_rdd")
     source = open_parquet(dataset_url, storage_options=storage_options, filesystem=filesystem)
-    view = _view(source.facts.unischema, schema_fields)
-    groups = dataset_of(source).chunks
-    task = _ReadTask(
-        dataset_url, storage_options, filesystem, source.facts.unischema, schema_name(view), tuple(view.fields)
-    )
-    return context.parallelize(groups, max(1, min(len(groups), MOST_TASKS))).mapPartitions(task)
-
-
-def _view(schema: Unischema, schema_fields: Iterable[Any] | None) -> Unischema:
+    schema = source.facts.unischema
     view = schema.create_schema_view(list(schema.fields.values()) if schema_fields is None else schema_fields)
     if not view.fields:
         raise SchemaError(f"no field matches {schema_fields!r}; the dataset has {', '.join(schema.fields)}")
-    return view
+    groups = dataset_of(source).chunks
+    task = _ReadTask(dataset_url, storage_options, filesystem, schema, schema_name(view), tuple(view.fields))
+    return context.parallelize(groups, max(1, min(len(groups), MOST_TASKS))).mapPartitions(task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +100,4 @@ class _ReadTask:
         ds = Dataset(source, Selection(counts), self.columns)
         with ds.loader(batch_size=BATCH_ROWS, pool="serial", rank=0, world=1) as loader:
             for batch in loader:
-                yield from map(make, zip(*(_each(batch[name]) for name in self.columns), strict=True))
-
-
-def _each(column: Any) -> Iterable[Any]:
-    return row_values(column) if isinstance(column, np.ma.MaskedArray) else column
+                yield from map(make, zip(*(row_values(batch[name]) for name in self.columns), strict=True))

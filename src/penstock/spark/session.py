@@ -38,10 +38,8 @@ def is_connect(spark: Any) -> bool:
 def check_session(spark: Any) -> None:
     """Raise PlanError unless this is a Spark session, classic or Connect."""
     if not all(hasattr(type(spark), name) for name in _OF_SESSIONS):
-        more = ""
-        if type(spark).__name__ == "SparkContext":
-            more = "; the session that belongs to it is SparkSession.builder.getOrCreate()"
         got = "None" if spark is None else type(spark).__name__
+        more = "; the session that belongs to it is SparkSession.builder.getOrCreate()" if got == "SparkContext" else ""
         raise PlanError(f"wanted a SparkSession, such as SparkSession.builder.getOrCreate() gives; got {got}{more}")
 
 

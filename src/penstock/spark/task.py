@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -84,8 +84,8 @@ class WriteTask:
             files = self._write(batches, partition, 0 if context is None else context.taskAttemptId())
         except (SchemaError, TransformError) as error:
             # Spark shows the traceback without causes: it must lead into the user's function.
-            told = type(error)(f"partition {partition} of the DataFrame, {error}")
-            raise told.with_traceback(error.__traceback__) from error
+            located = type(error)(f"partition {partition} of the DataFrame, {error}")
+            raise located.with_traceback(error.__traceback__) from error
         if files:
             numbers = ("num_rows", "num_row_groups", "num_bytes")
             kinds = pa.schema([("path", pa.string()), *((name, pa.int64()) for name in numbers)])
@@ -105,14 +105,9 @@ class WriteTask:
             staged.check()  # an upload appears when it is closed, perhaps after the driver has listed the files
             done.extend(files)
 
-        given, token = self.options, f"{partition:06d}-{attempt:08d}-{target.gate.run}"
+        token = f"{partition:06d}-{attempt:08d}-{target.gate.run}"
         options = _TaskOptions(
-            given.row_group_bytes,
-            given.rows_per_file,
-            given.partition_by,
-            given.overwrite,
-            given.compression,
-            token=token,
+            **{one.name: getattr(self.options, one.name) for one in fields(WriteOptions)}, token=token
         )
         writer = FileWriter((staged, target.folder), self.layout, options, finished)
         try:
@@ -122,8 +117,14 @@ class WriteTask:
                 for whole in batches:
                     named = whole if self.columns is None else whole.rename_columns(list(self.columns))
                     for batch in slices(named):
-                        for stored in self._stored(batch, first):
-                            writer.add(stored)
+                        if self.transform is not None:
+                            made = _made(self.transform, batch, first)
+                            stored = encoded_rows(made, self.layout, first)
+                        else:
+                            cells = with_cells(batch, self.layout, first)
+                            stored = (work.make() for work in table_works(cells, self.layout, first))
+                        for encoded in stored:
+                            writer.add(encoded)
                         first += batch.num_rows
                 writer.checkpoint()
         except BaseException:
@@ -131,14 +132,6 @@ class WriteTask:
             staged.remove()
             raise
         return done
-
-    def _stored(self, batch: pa.RecordBatch, first: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a batch in storage form."""
-        if self.transform is not None:
-            yield from encoded_rows(_made(self.transform, batch, first), self.layout, first)
-            return
-        for work in table_works(with_cells(batch, self.layout, first), self.layout, first):
-            yield work.make()
 
 
 class _EarlySync:
@@ -214,7 +207,7 @@ def _made(
                 made = transform(row)
             except Exception as error:
                 text = " ".join(f"{type(error).__name__}: {error}".split())
-                told = TransformError(f"row {index}: the transform raised {text}")
-                raise told.with_traceback(error.__traceback__) from error
+                located = TransformError(f"row {index}: the transform raised {text}")
+                raise located.with_traceback(error.__traceback__) from error
             yield made
             index += 1

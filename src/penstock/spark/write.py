@@ -36,7 +36,7 @@ from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.cells import refuse_names, refuse_null
 from penstock.write.commits import facts_of, remove_dead, write_metadata
 from penstock.write.files import Written
-from penstock.write.layout import StorageLayout, plan_layout
+from penstock.write.layout import plan_layout
 from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
 from penstock.write.staging import DoneFile, Journal, StagedDataset, claim, totals
 from penstock.write.target import WriteTarget
@@ -112,7 +112,10 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     options = WriteOptions(row_group_bytes, rows_per_file, names, overwrite, compression)
     layout = plan_layout(schema, arrow_schema(schema), names)
     if transform is None:
-        _check_columns(df.columns, layout)
+        refuse_names(df.columns, schema.fields)
+        for name, field in schema.fields.items():
+            if name not in df.columns:
+                refuse_null(field, 0)
     facts = facts_of(layout, overwrite=overwrite)
     fs, path = resolve(url, storage_options=storage_options, filesystem=filesystem)
     first_look(fs, path, url)
@@ -139,14 +142,6 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         lock.release()
     remove_dead(stage)
     return Written(str(url), **totals(files))
-
-
-def _check_columns(columns: Sequence[str], layout: StorageLayout) -> None:
-    """Refuse columns that are not in the schema, and missing fields that are not nullable, before a job runs."""
-    refuse_names(columns, layout.unischema.fields)
-    for name, field in layout.unischema.fields.items():
-        if name not in columns:
-            refuse_null(field, 0)
 
 
 def _run(df: Any, task: WriteTask) -> list[DoneFile]:

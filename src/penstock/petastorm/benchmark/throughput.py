@@ -10,13 +10,12 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.bench.measure import peak_bytes
 from penstock.petastorm.tf_utils import make_petastorm_dataset, tensorflow_module
 from penstock.petastorm.utils import run_in_subprocess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from penstock.petastorm.reader import Reader
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["BenchmarkResult", "MemoryInfo", "ReadMethod", "WorkerPoolType", "reader_throughput"]
 
@@ -108,7 +107,10 @@ def _measure(
     if queue is not None:
         tensorflow_module()
     with make_reader(dataset_url, **options) as reader:
-        rows = reader if queue is None else _tensors(reader, queue)
+        rows: Any = reader
+        if queue is not None:
+            dataset = make_petastorm_dataset(reader)
+            rows = iter(dataset.shuffle(queue) if queue else dataset)
         for _ in range(num_warmup):
             next(rows)
         started, used = time.perf_counter(), time.process_time()
@@ -120,28 +122,9 @@ def _measure(
     )
 
 
-def _tensors(reader: Reader, queue: int) -> Iterator[Any]:
-    """Return the rows of a reader as TensorFlow gives them."""
-    dataset = make_petastorm_dataset(reader)
-    found: Iterator[Any] = iter(dataset.shuffle(queue) if queue else dataset)
-    return found
-
-
 def _memory_bytes() -> int:
     try:
         import psutil
     except ImportError:
-        return _peak_bytes()
+        return peak_bytes() or 0
     return int(psutil.Process().memory_info().rss)
-
-
-def _peak_bytes() -> int:
-    """Return the peak memory of the process, by the standard library alone; 0 on Windows, which does not report it."""
-    import sys
-
-    try:
-        import resource
-    except ImportError:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)

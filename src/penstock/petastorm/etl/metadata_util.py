@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.petastorm.etl.dataset_metadata import get_schema_from_dataset_url
 from penstock.petastorm.tools._command import command
@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 @command("metadata_util")
 def main(args: Sequence[str] | None = None) -> None:
-    """Print what the command line asks for."""
+    """Print what the command line requests."""
     given = _parser().parse_args(args)
     if given.schema:
         sys.stdout.write(f"{get_schema_from_dataset_url(given.dataset_url)}\n")
@@ -49,11 +49,8 @@ def _index_lines(dataset_url: str, skipped: set[str], *, values: bool) -> Iterat
         indexed = sorted(indexer.indexed_values, key=str)
         yield f"index {name!r} of {', '.join(indexer.column_names)}: {len(indexed)} values"
         for value in indexed if values else []:
-            yield f"  {value!r}: row groups {_groups(indexer, value)}"
-
-
-def _groups(indexer: Any, value: Any) -> str:
-    return ", ".join(map(str, sorted(indexer.get_row_group_indexes(value))))
+            groups = sorted(indexer.get_row_group_indexes(value))
+            yield f"  {value!r}: row groups {', '.join(map(str, groups))}"
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Petastorm's names for reaching a Hadoop cluster by hand.
 
-`penstock.open("hdfs://...")` and every reader resolve a cluster and its namenodes by themselves; these names are here
-so that imports work, and raise on use.
+`penstock.open("hdfs://...")` and every reader resolve a cluster and its namenodes by themselves. These names exist so
+that programs that only import them run; they raise on use.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
-from penstock.petastorm._later import later_class, later_function
+from typing import NoReturn
 
 __all__ = [
     "HAHdfsClient",
@@ -20,10 +18,6 @@ __all__ = [
     "namenode_failover",
 ]
 
-_INSTEAD = "pass the hdfs:// URL itself, or an opened filesystem as filesystem="
-_class = partial(later_class, __name__, extra="hdfs", instead=_INSTEAD)
-_function = partial(later_function, __name__, extra="hdfs", instead=_INSTEAD)
-
 
 class HdfsConnectError(OSError):
     """No namenode could be reached."""
@@ -33,8 +27,33 @@ class MaxFailoversExceeded(RuntimeError):
     """A call failed on every namenode."""
 
 
-HAHdfsClient = _class("HAHdfsClient")
-HdfsConnector = _class("HdfsConnector")
-HdfsNamenodeResolver = _class("HdfsNamenodeResolver")
-failover_all_class_methods = _function("failover_all_class_methods")
-namenode_failover = _function("namenode_failover")
+class HdfsNamenodeResolver:
+    """Not in this version of Penstock: raises when it is made."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        _raise(type(self).__name__)
+
+
+class HdfsConnector(HdfsNamenodeResolver):
+    """Not in this version of Penstock: raises when it is made."""
+
+
+class HAHdfsClient(HdfsNamenodeResolver):
+    """Not in this version of Penstock: raises when it is made."""
+
+
+def failover_all_class_methods(*_: object, **__: object) -> NoReturn:
+    """Raise: not in this version of Penstock."""
+    _raise("failover_all_class_methods")
+
+
+def namenode_failover(*_: object, **__: object) -> NoReturn:
+    """Raise: not in this version of Penstock."""
+    _raise("namenode_failover")
+
+
+def _raise(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{__name__}.{name} is not in this version of Penstock yet (it comes with the extra penstock[hdfs]); pass the "
+        "hdfs:// URL itself, or an opened filesystem as filesystem="
+    )

@@ -77,21 +77,23 @@ def stored(
     Two threads with the same DataFrame write it once. The entry is reserved for a converter, for which the caller must
     call `hold`.
     """
-    wanted = ConvertedFrame(parent.url, settings, _known_plan(df), storage_options)
+    try:
+        plan = plan_of(df)
+    except UnknownPlanError as reason:
+        logger.info("the DataFrame is written again, even if it was written before: %s", reason)
+        plan = None
+    wanted = ConvertedFrame(parent.url, settings, plan, storage_options)
     with _lock:
         entry = next((one for one in _entries if one.serves(wanted)), wanted)
         if entry is wanted:
             _entries.append(entry)
-            _delete_at_exit()
         entry.num_coming += 1
     try:
         with entry.writing:
             if entry.place is None or not _places.is_made_here(entry.place):
                 _fill(entry, df, parent)
             elif entry is not wanted:
-                logger.info(
-                    "the DataFrame was materialised before, by the same plan: %s is used again", entry.place.url
-                )
+                logger.info("the DataFrame was written before, with the same plan: %s is reused", entry.place.url)
     except BaseException:
         with _lock:
             entry.num_coming -= 1
@@ -101,17 +103,13 @@ def stored(
     return entry
 
 
-def _known_plan(df: Any) -> FramePlan | None:
-    try:
-        return plan_of(df)
-    except UnknownPlanError as reason:
-        logger.info("the DataFrame is materialised anew, whether or not it was before: %s", reason)
-        return None
-
-
 def _fill(entry: ConvertedFrame, df: Any, parent: ConverterFolder) -> None:
     """Write the files of an entry; after an error none of them is left."""
-    place = parent.below(_folder_name(df.sparkSession))
+    try:
+        application = str(df.sparkSession.sparkContext.applicationId)
+    except Exception:  # noqa: BLE001 - Connect has no context, and each version reports that in its own way
+        application = str(getattr(df.sparkSession, "session_id", "connect"))
+    place = parent.below(f"{datetime.now():%Y%m%d%H%M%S}-appid-{application}-{uuid.uuid4()}")
     entry.place = None
     try:
         _places.begin(place)
@@ -124,14 +122,6 @@ def _fill(entry: ConvertedFrame, df: Any, parent: ConverterFolder) -> None:
         raise
     entry.place = place
     _warn_of_small_files(place)
-
-
-def _folder_name(spark: Any) -> str:
-    try:
-        application = str(spark.sparkContext.applicationId)
-    except Exception:  # noqa: BLE001 - Connect has no context, and says so in a way of its own in every version
-        application = str(getattr(spark, "session_id", "connect"))
-    return f"{datetime.now():%Y%m%d%H%M%S}-appid-{application}-{uuid.uuid4()}"
 
 
 def num_rows(file_urls: tuple[str, ...], storage_options: Mapping[str, Any] | None) -> int:
@@ -192,13 +182,12 @@ def delete(place: ConverterFolder) -> None:
         _deleted.add(place.url)
         return
     kept = _places.remove(place)
-    if kept is None and was_deleted(place.url):
-        return  # only files of others are left, which the first call has named
-    if kept is not None:
-        _deleted.add(place.url)
     if kept is None:
-        warn_of_users_folder(place.url, stacklevel=5)
-    elif kept:
+        if not was_deleted(place.url):  # else only files of others are left, which the first call has named
+            warn_of_users_folder(place.url, stacklevel=5)
+        return
+    _deleted.add(place.url)
+    if kept:
         warnings.warn(
             f"{place.url} is kept: {len(kept)} files in it are not the converter's, {kept[0]!r} for one",
             PenstockWarning,
@@ -221,16 +210,6 @@ def warn_of_users_folder(url: str, *, stacklevel: int) -> None:
     )
 
 
-_registered = False
-
-
-def _delete_at_exit() -> None:
-    global _registered
-    if not _registered:
-        _registered = True
-        atexit.register(delete_all)
-
-
 def delete_all() -> None:
     """Delete every folder of this process; a folder that cannot be deleted is logged, the others are deleted."""
     with _lock:
@@ -241,3 +220,6 @@ def delete_all() -> None:
             delete(entry.place)  # type: ignore[arg-type]
         except Exception as exc:  # noqa: BLE001 - the process ends: delete the others too
             logger.warning("could not delete %s: %s", entry.place and entry.place.url, exc)
+
+
+atexit.register(delete_all)

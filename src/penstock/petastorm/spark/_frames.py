@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.petastorm._reader_options import whole_number
 from penstock.spark.session import check_columns, quoted
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 CODECS = ("uncompressed", "snappy", "gzip", "lz4", "zstd")
 """Codecs of Parquet that Spark writes and readers read."""
-_NO_PARQUET_CODECS = ("bzip2", "deflate")
 DTYPES = (None, "float32", "float64")
 
 
@@ -31,21 +31,15 @@ class Settings:
     @classmethod
     def checked(cls, row_group_bytes: Any, codec: Any, dtype: Any) -> Settings:
         """Return the settings; RuntimeError for a wrong codec, ValueError for a wrong dtype, as Petastorm has it."""
-        if isinstance(row_group_bytes, bool) or not hasattr(row_group_bytes, "__index__") or row_group_bytes < 1:
-            raise ValueError(
-                f"parquet_row_group_size_bytes must be a whole number, at least 1; got {row_group_bytes!r}"
-            )
-        if codec in _NO_PARQUET_CODECS:
-            raise RuntimeError(f"{codec!r} is not a codec of Parquet; compression_codec is one of {_listed(CODECS)}")
+        row_group_bytes = whole_number("parquet_row_group_size_bytes", row_group_bytes, least=1)
         if codec is not None and str(codec).lower() not in CODECS:
-            raise RuntimeError(f"compression_codec must be None or one of {_listed(CODECS)}; got {codec!r}")
+            names = ", ".join(map(repr, CODECS))
+            raise RuntimeError(
+                f"compression_codec must be None or one of {names}, the codecs of Parquet; got {codec!r}"
+            )
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype} is not supported; give 'float32', 'float64' or None (precision is left)")
-        return cls(int(row_group_bytes), "uncompressed" if codec is None else str(codec).lower(), dtype)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(map(repr, names))
+        return cls(row_group_bytes, "uncompressed" if codec is None else str(codec).lower(), dtype)
 
 
 def converted(df: Any, dtype: str | None) -> Any:
@@ -70,7 +64,13 @@ def _converted(field: Any, dtype: str | None) -> Any:
 
     column = functions.col(quoted(field.name))
     if is_vector(field.dataType):
-        array = _vector_to_array()(column, dtype or "float64")  # fails on nulls, which stay nulls
+        try:
+            from pyspark.ml.functions import vector_to_array
+        except ImportError as exc:  # pyspark does not install what its ml package imports
+            raise ImportError(
+                f"columns of vectors need what pyspark.ml imports: pip install numpy pandas ({exc})"
+            ) from exc
+        array = vector_to_array(column, dtype or "float64")  # fails on nulls, which stay nulls
         return functions.when(column.isNotNull(), array).alias(field.name)
     wanted = _precise(field.dataType, dtype)
     return None if wanted == field.dataType else column.cast(wanted).alias(field.name)
@@ -79,14 +79,6 @@ def _converted(field: Any, dtype: str | None) -> Any:
 def is_vector(kind: Any) -> bool:
     """Return whether a column holds vectors of `pyspark.ml` or `pyspark.mllib`."""
     return type(kind).__name__ == "VectorUDT"
-
-
-def _vector_to_array() -> Any:
-    try:
-        from pyspark.ml.functions import vector_to_array
-    except ImportError as exc:  # pyspark does not ask for them when it is installed
-        raise ImportError(f"columns of vectors need what pyspark.ml imports: pip install numpy pandas ({exc})") from exc
-    return vector_to_array
 
 
 def _precise(kind: Any, dtype: str | None) -> Any:

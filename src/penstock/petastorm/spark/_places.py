@@ -6,7 +6,6 @@ without the marker is kept, and so is a file that the marker does not list. Know
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import time
@@ -17,10 +16,11 @@ from urllib.parse import quote, urlsplit
 
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
+from penstock.dataset.write_markers import read_json
 from penstock.errors import PenstockWarning
 from penstock.petastorm.fs_utils import checked_url, normalize_dir_url
 from penstock.storage import resolve
-from penstock.storage.publish import put
+from penstock.storage.publish import put_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,7 +165,7 @@ def remove(place: ConverterFolder) -> list[str] | None:
     """
     listed = _read_marker(place)
     if listed is None:
-        return None if _exists(place) else []
+        return [] if place.fs.get_file_info(place.path).type == FileType.NotFound else None
     there = _files(place)
     kept = sorted(set(there) - {*listed, MARKER})
     if not kept:
@@ -174,10 +174,6 @@ def remove(place: ConverterFolder) -> list[str] | None:
     for name in sorted({*listed, MARKER} & set(there), key=lambda name: name == MARKER):  # the marker goes last
         place.fs.delete_file(f"{place.path}/{name}")
     return kept
-
-
-def _exists(place: ConverterFolder) -> bool:
-    return bool(place.fs.get_file_info(place.path).type != FileType.NotFound)
 
 
 def _files(place: ConverterFolder) -> list[str]:
@@ -197,20 +193,14 @@ def data_sizes(place: ConverterFolder) -> list[int]:
 
 
 def _write_marker(place: ConverterFolder, files: Sequence[str]) -> None:
-    text = json.dumps({"made_by": _MADE_BY, "version": 1, "files": list(files)})
-    put(place.fs, f"{place.path}/{MARKER}", text.encode())
+    put_json(place.fs, f"{place.path}/{MARKER}", {"made_by": _MADE_BY, "version": 1, "files": list(files)})
 
 
 def _read_marker(place: ConverterFolder) -> list[str] | None:
     """Return the files that a marker lists; None if there is none, or it is not one of ours."""
-    try:
-        with place.fs.open_input_stream(f"{place.path}/{MARKER}") as source:
-            marker = json.loads(source.read())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    if not isinstance(marker, dict) or marker.get("made_by") != _MADE_BY or not isinstance(marker.get("files"), list):
-        return None
-    return [str(name) for name in marker["files"]]
+    marker = read_json(place.fs, f"{place.path}/{MARKER}") or {}
+    is_ours = marker.get("made_by") == _MADE_BY and isinstance(marker.get("files"), list)
+    return [str(name) for name in marker["files"]] if is_ours else None
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------

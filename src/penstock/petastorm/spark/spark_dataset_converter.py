@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockWarning, PlanError
+from penstock.petastorm._reader_options import whole_number
 from penstock.petastorm.spark import _cache, _places
 from penstock.petastorm.spark._frames import Settings
 from penstock.petastorm.spark._loaders import (
@@ -164,8 +165,8 @@ class SparkDatasetConverter:
         For `model.fit(dataset, steps_per_epoch=...)` over a loader with `num_epochs=None`, which does not end: the rows
         that are left go into the first batch of the next epoch.
         """
-        rows = self.dataset_size // _whole("shard_count", shard_count)
-        return max(1 if self.dataset_size else 0, rows // _whole("batch_size", batch_size))
+        rows = self.dataset_size // whole_number("shard_count", shard_count, least=1)
+        return max(1 if self.dataset_size else 0, rows // whole_number("batch_size", batch_size, least=1))
 
     def make_tf_dataset(
         self,
@@ -190,9 +191,9 @@ class SparkDatasetConverter:
             shuffling_queue_capacity: More than 0: all rows are shuffled, within a window of memory.
             petastorm_reader_kwargs: Arguments of `make_batch_reader`: `seed`, `cur_shard`, `transform_spec`, ...
         """
-        size = _whole("batch_size", _BATCH_SIZE if batch_size is None else batch_size)
-        ahead = None if prefetch is None else _whole("prefetch", prefetch, least=-1)
-        shuffle = _whole("shuffling_queue_capacity", shuffling_queue_capacity or 0, least=0)
+        size = whole_number("batch_size", _BATCH_SIZE if batch_size is None else batch_size, least=1)
+        ahead = None if prefetch is None else whole_number("prefetch", prefetch, least=-1)
+        shuffle = whole_number("shuffling_queue_capacity", shuffling_queue_capacity or 0, least=0)
         source = self._source(num_epochs, workers_count, size, petastorm_reader_kwargs)
         return TFDatasetContextManager(source, size, ahead, shuffle)
 
@@ -216,8 +217,8 @@ class SparkDatasetConverter:
                 `penstock.petastorm.pytorch.DataLoader`.
             petastorm_reader_kwargs: Arguments of `make_batch_reader`: `seed`, `cur_shard`, `transform_spec`, ...
         """
-        size = _whole("batch_size", batch_size)
-        shuffle = _whole("shuffling_queue_capacity", shuffling_queue_capacity or 0, least=0)
+        size = whole_number("batch_size", batch_size, least=1)
+        shuffle = whole_number("shuffling_queue_capacity", shuffling_queue_capacity or 0, least=0)
         if data_loader_fn is not None and not callable(data_loader_fn):
             raise TypeError(f"data_loader_fn makes a loader of a reader; got {data_loader_fn!r}")
         source = self._source(num_epochs, workers_count, size, petastorm_reader_kwargs)
@@ -264,9 +265,3 @@ class SparkDatasetConverter:
             _cache.warn_of_users_folder(self.cache_dir_url, stacklevel=3)
         else:
             _cache.release(self.cache_dir_url, self, self._storage_options)
-
-
-def _whole(name: str, value: Any, *, least: int = 1) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}; got {value!r}")
-    return int(value)

@@ -58,26 +58,17 @@ class ReaderMock:
     def __iter__(self) -> ReaderMock:
         return self
 
-    def __next__(self) -> Any:
-        return self.fetch()
-
-    def next(self) -> Any:
-        """Return the next row or window."""
-        return self.fetch()
-
     def fetch(self) -> Any:
         """Return the next row or window."""
-        return self._row(self.schema) if self.ngram is None else self._window()
+        if self.ngram is None:
+            return self._row(self.schema)
+        return {step: self._row(self.ngram.get_schema_at_timestep(self.schema, step)) for step in self.ngram.timesteps}
+
+    __next__ = next = fetch
 
     def _row(self, schema: Unischema) -> Any:
         values = self.schema_data_generator(self.schema)
         return schema.make_namedtuple(**{name: values[name] for name in schema.fields})
-
-    def _window(self) -> dict[int, Any]:
-        first, last = min(self.ngram.fields), max(self.ngram.fields)
-        return {
-            step: self._row(self.ngram.get_schema_at_timestep(self.schema, step)) for step in range(first, last + 1)
-        }
 
     def reset(self) -> None:
         """Do nothing: there is no place to go back to."""

@@ -1,8 +1,8 @@
 """Ends the commands of this package with one line instead of a traceback when an operation fails.
 
-Wraps the work of a `main`. What a user can mend (no such dataset, a wrong URL or schema, a missing library, a folder
-that is there already) goes to stderr in one line with exit status 1; wrong arguments are argparse's, with status 2.
-Anything else is a bug and keeps its traceback.
+Wraps the work of a `main`. Errors that a user can fix (no such dataset, a wrong URL or schema, a missing library, a
+folder that exists already) go to stderr in one line, with exit status 1; argparse reports wrong arguments, with status
+2. Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ERROR, INTERRUPTED = 1, 130
+_USERS_ERRORS = (PenstockError, OSError, ValueError, ImportError)
 
 
 class Main(Protocol):
@@ -27,7 +28,7 @@ class Main(Protocol):
 
 
 def command(name: str) -> Callable[[Main], Main]:
-    """Make a `main` end in one line where it raises an error that is the user's to mend."""
+    """Return a decorator that makes a `main` end with one line for errors that a user can fix."""
 
     def wrap(main: Main) -> Main:
         @functools.wraps(main)
@@ -37,22 +38,14 @@ def command(name: str) -> Callable[[Main], Main]:
             except KeyboardInterrupt:
                 raise SystemExit(INTERRUPTED) from None
             except Exception as error:
-                if isinstance(error, InternalError) or not isinstance(error, _of_users()):
+                # Spark's error for a wrong request, if Spark is in use.
+                spark: Any = getattr(sys.modules.get("pyspark.errors"), "AnalysisException", OSError)
+                if isinstance(error, InternalError) or not isinstance(error, (*_USERS_ERRORS, spark)):
                     raise
-                sys.stderr.write(f"{name}: {_one_line(error)}\n")
+                text = " ".join(str(error).partition("\nJVM stacktrace")[0].split())
+                sys.stderr.write(f"{name}: {text or type(error).__name__}\n")
                 raise SystemExit(ERROR) from error
 
         return run
 
     return wrap
-
-
-def _of_users() -> tuple[type[BaseException], ...]:
-    """Return the classes of such errors; Spark's word for a wrong request, if Spark is in use."""
-    spark: Any = getattr(sys.modules.get("pyspark.errors"), "AnalysisException", None)
-    return (PenstockError, OSError, ValueError, ImportError, *([spark] if isinstance(spark, type) else []))
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).partition("\nJVM stacktrace")[0]
-    return " ".join(text.split()) or type(error).__name__

@@ -175,7 +175,7 @@ def test_a_dataset_without_rows(tmp_path: Path) -> None:
 
 def test_it_does_not_write_into_its_source(frames: Path, tmp_path: Path) -> None:
     for target in (frames, frames / "deep", f"{frames}/../frames"):
-        with pytest.raises(PlanError, match="lies in the dataset"):
+        with pytest.raises(PlanError, match="is inside the dataset"):
             rewrite(frames, target, overwrite=True)
     rewrite(frames, tmp_path / "frames2")  # a name that only begins alike
     with pytest.raises(DatasetExists):

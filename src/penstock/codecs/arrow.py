@@ -113,10 +113,9 @@ _READERS: dict[str, tuple[Callable[[pa.Array], list[Any]], type | None]] = {
 
 def _scalars(array: pa.Array) -> list[Any]:
     """Return numbers as Python numbers: on their way to text or Decimal."""
-    if form_of(array.type) == "extension":  # arrow.bool8, the only scalar one that is not its storage
-        values, valid = fixed_view(array, Fixed(np.dtype(np.bool_), ()))
-    else:
-        values, valid = fixed_view(array, Fixed(scalar_dtype(array.type), ()))
+    # arrow.bool8 is the only scalar extension that is not its storage.
+    dtype = np.dtype(np.bool_) if form_of(array.type) == "extension" else scalar_dtype(array.type)
+    values, valid = fixed_view(array, Fixed(dtype, ()))
     return [cell if ok else None for cell, ok in zip(values.tolist(), _flags(valid), strict=False)]
 
 
@@ -127,7 +126,7 @@ def _flags(valid: NDArray[np.bool_] | None) -> Any:
 
 def _each(cells: list[Any], item: Item) -> list[Any]:
     """Convert cell by cell, a Python loop: the schema asks for another type than is stored."""
-    convert = _text if item is str else Decimal
+    convert = (lambda cell: cell.decode() if isinstance(cell, bytes) else str(cell)) if item is str else Decimal
     found: list[Any] = []
     for row, cell in enumerate(cells):
         try:
@@ -135,10 +134,6 @@ def _each(cells: list[Any], item: Item) -> list[Any]:
         except (ValueError, ArithmeticError) as error:
             raise CellError(row, f"{cell!r:.60} cannot become {getattr(item, '__name__', item)}") from error
     return found
-
-
-def _text(cell: Any) -> str:
-    return cell.decode() if isinstance(cell, bytes) else str(cell)
 
 
 def _rows(array: pa.Array, item: Item) -> list[Any]:
@@ -169,7 +164,10 @@ def _rows(array: pa.Array, item: Item) -> list[Any]:
             for row, ok in zip(structs, _flags(validity(array)), strict=False)
         ]
     rows = lists(array)
-    return _pairs(rows) if form == "map" else _list_rows(rows, item)
+    if form != "map":
+        return _list_rows(rows, item)
+    pairs = list(zip(*(_rows(rows.child.field(i), None) for i in range(2)), strict=True))
+    return [pairs[a:b] if ok else None for a, b, ok in _spans(rows)]  # a dict would lose repeated keys
 
 
 def _list_rows(rows: Lists, item: Item) -> list[Any]:
@@ -203,10 +201,3 @@ def _guarded(rows: Lists, convert: Any) -> Any:
     except CellError as error:
         using = (rows.start <= error.index) & (error.index < rows.stop)
         raise CellError(int(using.argmax()), str(error)) from error
-
-
-def _pairs(rows: Lists) -> list[Any]:
-    """Return maps as lists of (key, value): a dict would lose repeated keys."""
-    keys, values = (_rows(rows.child.field(i), None) for i in range(2))
-    pairs = list(zip(keys, values, strict=True))
-    return [pairs[a:b] if ok else None for a, b, ok in _spans(rows)]

@@ -219,16 +219,11 @@ def without_views(kind: pa.DataType) -> pa.DataType:
     return remake(kind, [field.with_type(new) for new, field in zip(types, inner, strict=True)])
 
 
-def _remake_map(_: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
-    entries = fields[0].type
-    return pa.map_(entries.field(0).type, entries.field(1).type)
-
-
 _REMAKE: dict[str, Callable[[pa.DataType, list[pa.Field]], pa.DataType]] = {
     "list": lambda kind, fields: pa.large_list(fields[0]) if kind.id in _LARGE else pa.list_(fields[0]),
     "fixed_list": lambda kind, fields: pa.list_(fields[0], kind.list_size),
     "struct": lambda _, fields: pa.struct(fields),
-    "map": _remake_map,
+    "map": lambda _, fields: pa.map_(fields[0].type.field(0).type, fields[0].type.field(1).type),
 }
 
 

@@ -339,15 +339,15 @@ def _as_bytes(cell: NDArray[np.uint8]) -> bytes:
     return cell.tobytes()
 
 
-def _as_text(cell: NDArray[np.uint8]) -> str:
-    return cell.tobytes().decode()
-
-
 def _reader_of(codec: DataframeColumnCodec, field: FieldLike) -> Callable[[NDArray[np.uint8]], bytes | str]:
     import pyarrow.types as kinds
 
     stored = storage_type(codec, field)
-    return _as_text if kinds.is_string(stored) or kinds.is_large_string(stored) else _as_bytes
+    return (
+        (lambda cell: cell.tobytes().decode())
+        if kinds.is_string(stored) or kinds.is_large_string(stored)
+        else _as_bytes
+    )
 
 
 def _fill(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from penstock.codecs.arrow_kinds import form_of
 from penstock.dataset.common_metadata import COMMON_METADATA
 from penstock.display import count_text, size_text
 from penstock.doctor.report import Finding
@@ -20,6 +19,8 @@ from penstock.plan.plan import READ_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pyarrow as pa
 
     from penstock.doctor.facts import LayoutFacts
     from penstock.doctor.target_layout import Aim, ReadFactor, Rows, TrainingRun
@@ -112,9 +113,9 @@ def _small(sizes: tuple[float, float], groups: tuple[int, int]) -> Finding:
         "problem" if groups[0] > 16 * MANY else "advice",
         f"{count_text(groups[0], 'row group')} of {size_text(sizes[0])} in memory are small; about "
         f"{size_text(sizes[1])} is good",
-        f"{groups[0]:,} reads an epoch where {groups[1]:,} would do: on a store that answers in {STORE_S * 1000:.0f} "
-        f"ms, {STORE_READS} asked at a time, {waits[0]:,.1f} s of waiting an epoch instead of {waits[1]:,.1f} s, and "
-        f"footers {groups[0] / max(groups[1], 1):,.0f} times as long",
+        f"{groups[0]:,} reads per epoch where {groups[1]:,} would do: on a store that answers in {STORE_S * 1000:.0f} "
+        f"ms, {STORE_READS} requests at a time, {waits[0]:,.1f} s of waiting per epoch instead of {waits[1]:,.1f} s; "
+        f"footers are {groups[0] / max(groups[1], 1):,.0f} times as long",
         "write larger row groups",
         {"row_group_bytes": sizes[0], "reads": groups[0], "reads_rewritten": groups[1], "store_wait_s": waits[0]},
         (),
@@ -182,7 +183,8 @@ def check_schemas(facts: LayoutFacts, failure: str | None) -> Iterator[Finding]:
     others = sum(count for _, count, _ in schemas[1:])
     difference = _difference(schemas[0][0], schemas[1][0])
     effect = failure or "they store the same values in other types, which are cast at every read"
-    if not failure and all(_types(schema) == _types(schemas[0][0]) for schema, _, _ in schemas):
+    types = [dict(zip(schema.names, schema.types, strict=True)) for schema, _, _ in schemas]
+    if not failure and all(one == types[0] for one in types):
         effect = "the types are the same, so nothing is cast: a column is nullable if it is in one file"
     yield Finding(
         "mixed-schemas",
@@ -200,10 +202,6 @@ def check_schemas(facts: LayoutFacts, failure: str | None) -> Iterator[Finding]:
     )
 
 
-def _types(schema: pa.Schema) -> dict[str, pa.DataType]:
-    return dict(zip(schema.names, schema.types, strict=True))
-
-
 def _difference(one: pa.Schema, other: pa.Schema) -> str:
     for name in dict.fromkeys([*one.names, *other.names]):
         here, there = (schema.field(name) if name in schema.names else None for schema in (one, other))
@@ -218,7 +216,7 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
 
 def check_metadata(facts: LayoutFacts) -> Iterator[Finding]:
     """Yield findings for a schema that is not stored, and for an outdated `_metadata`."""
-    names = [f.name for f in facts.files[0].schema if _is_binary(f.type)] if facts.files else []
+    names = [f.name for f in facts.files[0].schema if form_of(f.type) == "bytes"] if facts.files else []
     if not facts.has_schema and names:
         shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
         yield Finding(
@@ -251,7 +249,3 @@ def check_metadata(facts: LayoutFacts) -> Iterator[Finding]:
             "delete `_metadata`",
             {"footers": len(facts.files)},
         )
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))

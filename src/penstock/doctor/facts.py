@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.codecs.arrow_kinds import form_of
 from penstock.dataset.catalog import FileCatalog
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, read_common_metadata
 from penstock.dataset.footers import read_footer
@@ -146,17 +147,8 @@ def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesys
 
 def is_plain(kind: pa.DataType) -> bool:
     """Tell whether filters on such a column are common: numbers, text, times, booleans; no encoded cells, no lists."""
-    if pa.types.is_dictionary(kind):
-        return is_plain(kind.value_type)
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_temporal(kind)
-        or pa.types.is_decimal(kind)
-    )
+    plain = ("number", "bool", "text", "temporal", "decimal")
+    return form_of(kind.value_type if pa.types.is_dictionary(kind) else kind) in plain
 
 
 def _with_side_files(good: list[FileFacts], bad: list[tuple[str, str]], first: DataFile) -> LayoutFacts:

@@ -127,11 +127,11 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
         if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
             matches = [info.path for info in expand_glob(fs, path)[1]]
         if any(_is_in(target, _place(fs, match)) for match in matches):
-            raise PlanError(f"{os.fspath(url)!r} lies in the dataset {os.fspath(one)!r} itself; write somewhere else")
+            raise PlanError(f"{os.fspath(url)!r} is inside the dataset {os.fspath(one)!r} itself; write somewhere else")
     rows = StoredRows(source, on_error=on_error, **places)
     for fs, path in rows.places:  # replacing a folder above a file of the source would remove that file
         if _is_in(_place(fs, path), target):
-            raise PlanError(f"{path!r} of the source lies in {os.fspath(url)!r} itself; write somewhere else")
+            raise PlanError(f"{path!r} of the source is inside {os.fspath(url)!r} itself; write somewhere else")
     with contextlib.ExitStack() as after:
         batches = rows.batches()
         if shuffle:

@@ -138,7 +138,7 @@ class Ray(Executor):
             self._ray.init()
         self._payload = self._ray.put(self._job)
         # Ray would retry a lost worker silently; the caller does it, and reports it.
-        self._run = self._ray.remote(**{"max_retries": 0, **self._options})(_run_in_ray)
+        self._run = self._ray.remote(**{"max_retries": 0, **self._options})(run)
         return self
 
     def submit(self, task: Attempt) -> Future[Outcome]:
@@ -156,10 +156,6 @@ class Ray(Executor):
             self._ray.shutdown()
 
 
-def _run_in_ray(job: FileJob, task: Attempt) -> Outcome:
-    return run(job, task)
-
-
 class Spark(Executor):
     """Spark jobs of one task each, in the active session; classic and Connect alike.
 
@@ -168,7 +164,13 @@ class Spark(Executor):
     """
 
     def __init__(self, job: FileJob, workers: int | None) -> None:
-        self._session, self._dumps = _spark()
+        try:
+            from pyspark import cloudpickle
+            from pyspark.sql import SparkSession
+        except ImportError:
+            raise ImportError("executor='spark' needs PySpark: pip install 'penstock[spark]'") from None
+        self._session: Any = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        self._dumps: Any = cloudpickle.dumps
         self._job = job
         context = _context(self._session)
         self.room = workers or (16 if context is None else max(1, int(context.defaultParallelism)))
@@ -203,15 +205,6 @@ def _run_in_spark(payload: bytes, batches: Iterator[Any]) -> Iterator[Any]:
         pass
     outcome = pickle.dumps(run(*pickle.loads(payload)))
     yield pa.RecordBatch.from_arrays([pa.array([outcome], pa.binary())], names=["outcome"])
-
-
-def _spark() -> tuple[Any, Any]:
-    try:
-        from pyspark import cloudpickle
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise ImportError("executor='spark' needs PySpark: pip install 'penstock[spark]'") from None
-    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate(), cloudpickle.dumps
 
 
 def _context(session: Any) -> Any:

@@ -209,7 +209,12 @@ def _from_text(found: Sequence[_Input], text: str, inputs: Any, store: Resolver)
         return numbered
     if _FIELD.search(text):
         return [_fill(text, one, index) for index, one in enumerate(found)]
-    if not _is_file(text, store):
+    # A name with an extension such as `.txt` is a file, unless such a folder exists.
+    is_folder = text.endswith("/") or not posixpath.splitext(text.replace(os.sep, "/"))[1]
+    if not is_folder:
+        fs, path = store.resolve(text)
+        is_folder = fs.get_file_info(path).type == FileType.Directory
+    if is_folder:
         return [f"{text.rstrip('/')}/{one.relative}" for one in found]
     # One file that the user named, alone or in a list, is allowed; a pattern or folder that happens to hold one is not.
     is_text = isinstance(inputs, str | os.PathLike)
@@ -220,14 +225,6 @@ def _from_text(found: Sequence[_Input], text: str, inputs: Any, store: Resolver)
             f"to be a folder, or a template such as '{{stem}}{posixpath.splitext(text)[1]}'"
         )
     return [text for _ in found]
-
-
-def _is_file(text: str, store: Resolver) -> bool:
-    """Tell whether outputs name one file, not a folder: by an extension such as `.txt`, unless such a folder exists."""
-    if text.endswith("/") or not posixpath.splitext(text.replace(os.sep, "/"))[1]:
-        return False
-    fs, path = store.resolve(text)
-    return bool(fs.get_file_info(path).type != FileType.Directory)
 
 
 def _fill(template: str, one: _Input, index: int) -> str:

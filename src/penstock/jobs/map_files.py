@@ -130,7 +130,11 @@ class _JobLoop:
                 running[engine.submit(task)] = task
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 task = running.pop(future)
-                again = self._settle(task, _outcome(future))
+                try:
+                    outcome = future.result()
+                except (Exception, CancelledError) as error:  # noqa: BLE001 -- each executor's class for a lost worker
+                    outcome = replace(failure(error), traceback="")
+                again = self._settle(task, outcome)
                 if again is not None:
                     waiting.append(again)  # after the others: the cause may be gone by then
                 else:
@@ -152,14 +156,6 @@ class _JobLoop:
     def report(self, skipped: tuple[str, ...]) -> JobReport:
         """Return the results for all files."""
         return JobReport(tuple(self._done[index] for index in sorted(self._done)), skipped, tuple(self._failed))
-
-
-def _outcome(future: Future[Outcome]) -> Outcome:
-    """Return how an attempt ended; a lost worker, whatever its executor raises, is a failed attempt."""
-    try:
-        return future.result()
-    except (Exception, CancelledError) as error:  # noqa: BLE001 -- every engine has its own class for a lost worker
-        return replace(failure(error), traceback="")
 
 
 def _function(fn: Any) -> Callable[[str, str], object]:

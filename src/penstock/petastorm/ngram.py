@@ -166,14 +166,8 @@ class NGram:
         names = set(self._of(schema).get_field_names_at_timestep(timestep))
         return schema.create_schema_view([f for f in schema.fields.values() if f.name in names])
 
-    def fields_to_read(self, schema: Unischema) -> list[UnischemaField]:
-        """Return what must be read of every row, in schema order: the fields of all timesteps and the timestamps."""
-        own = self._of(schema)
-        names = {_name(f) for f in [*own.get_field_names_at_all_timesteps(), own._timestamp_field]}
-        return [f for f in schema.fields.values() if f.name in names]
-
     def row_types(self, schema: Unischema) -> dict[int, Any]:
-        """Return the named tuple type of each timestep, in ascending order; made once for the last schema asked."""
+        """Return the named tuple type of each timestep, in ascending order; made once for the last schema."""
         if self._types is None or self._types[0] is not schema:
             views = {step: self.get_schema_at_timestep(schema, step) for step in self.timesteps}
             self._types = (

@@ -77,7 +77,8 @@ def encoded(column: pa.Array, field: UnischemaField, stored: pa.Field, first: in
     if _is_list(column.type):
         levels, leaf = _levels(column)
         _refuse_inner_nulls(column, levels[1:], leaf, field, first)
-        starts = [_starts(level) for level in levels]
+        offsets = [level.offsets.to_numpy(zero_copy_only=False).astype(np.int64) for level in levels]
+        starts = [one - one[0] for one in offsets]  # relative to the slice of the level below
         values = _leaf_values(leaf, starts, field, first)
         sizes = None if column.null_count else _uniform(starts)
         shape = None if sizes is None else _shaped(sizes, field)
@@ -179,21 +180,14 @@ def _levels(column: pa.Array) -> tuple[list[Any], pa.Array]:
     return levels, column
 
 
-def _starts(level: Any) -> NDArray[np.int64]:
-    """Return the offsets of the lists of a level, relative to its slice of the level below."""
-    offsets: NDArray[np.int64] = level.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-    found: NDArray[np.int64] = offsets - offsets[0]
-    return found
-
-
 def _refuse_inner_nulls(column: pa.Array, inner: list[Any], leaf: pa.Array, field: UnischemaField, first: int) -> None:
     if not leaf.null_count and not any(level.null_count for level in inner):
         return
     for row, value in enumerate(column.to_pylist()):
         if value is not None and _has_null(value):
             raise SchemaError(
-                f"row {first + row}, field {field.name!r}: the list holds a null, which an array cannot; give a value "
-                "in its place, or make the whole row null in a nullable field"
+                f"row {first + row}, field {field.name!r}: the list holds a null, which an array cannot represent; "
+                "use a value instead, or make the whole row null in a nullable field"
             )
 
 
@@ -353,13 +347,12 @@ class _Column(Protocol):
 def _columns(layout: StorageLayout) -> dict[str, _Column]:
     fields = layout.unischema.fields
     cells = [stored for stored in layout.columns if not _is_number(fields[stored.name], stored.type)]
-    return {stored.name: _column(fields[stored.name], stored) for stored in cells}
-
-
-def _column(field: UnischemaField, stored: pa.Field) -> _Column:
-    if type(field.codec) is NdarrayCodec and _payload_bytes(field):
-        return _Blocks(field, stored)
-    return _Cells(field, stored)
+    found: dict[str, _Column] = {}
+    for stored in cells:
+        field = fields[stored.name]
+        in_blocks = type(field.codec) is NdarrayCodec and _payload_bytes(field)
+        found[stored.name] = _Blocks(field, stored) if in_blocks else _Cells(field, stored)
+    return found
 
 
 def _is_number(field: UnischemaField, kind: pa.DataType) -> bool:

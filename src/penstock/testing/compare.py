@@ -1,4 +1,4 @@
-"""Compare batches bit for bit: arrays, masks, strings, nulls, ragged lists, whatever a loader can hand out.
+"""Compare batches bit for bit: arrays, masks, strings, nulls, ragged lists, anything that a loader returns.
 
 `assert_resumes_exactly` checks anything that is iterable and has `state_dict` and `load_state_dict`: what comes after a
 restored state is what would have come without a stop, at every step, into the next pass, and through a second
@@ -63,7 +63,11 @@ def _differ(a: Frozen, b: Frozen, where: str) -> str | None:
     if a[0] != b[0]:
         return f"{where or 'value'}: {a[0]} against {b[0]}"
     if a[0] == "dict":
-        return _differ_in_keys(a[1], b[1], where)
+        names, others = [key for key, _ in a[1]], [key for key, _ in b[1]]
+        if names != others:
+            return f"{where or 'keys'}: {names} against {others}"
+        found = (_differ(x, y, f"{where}[{key!r}]") for (key, x), (_, y) in zip(a[1], b[1], strict=True))
+        return next(filter(None, found), None)
     if a[0] == "masked":
         return _differ(a[1], b[1], where) or _differ(a[2], b[2], f"mask of {where or 'value'}")
     if a[0] == "objects" and a[1] != b[1]:
@@ -81,14 +85,6 @@ def _differ(a: Frozen, b: Frozen, where: str) -> str | None:
     return f"{where or 'value'}: {a[-1]!r:.80} against {b[-1]!r:.80}"
 
 
-def _differ_in_keys(a: Frozen, b: Frozen, where: str) -> str | None:
-    names, others = [key for key, _ in a], [key for key, _ in b]
-    if names != others:
-        return f"{where or 'keys'}: {names} against {others}"
-    found = (_differ(x, y, f"{where}[{key!r}]") for (key, x), (_, y) in zip(a, b, strict=True))
-    return next((text for text in found if text is not None), None)
-
-
 def _differ_in_items(a: Frozen, b: Frozen, where: str) -> str | None:
     if len(a) != len(b):
         return f"{where or 'value'}: {len(a)} items against {len(b)}"
@@ -99,7 +95,7 @@ def _differ_in_items(a: Frozen, b: Frozen, where: str) -> str | None:
 
 
 class Resumable(Protocol):
-    """What is asked of a loader: it is iterable and its state can be saved and restored."""
+    """What a loader must have: it is iterable, and its state can be saved and restored."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -107,7 +103,7 @@ class Resumable(Protocol):
         """Return the position as plain JSON."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Go on from there at the next iteration."""
+        """Continue from there at the next iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +209,8 @@ def _check_length(loader: Any, run: _Run, start: int, where: str) -> None:
         return
     left = run.passes[start:].count(run.passes[start])
     if run.passes[-1] > run.passes[start] and length != left:
-        raise AssertionError(f"{where}: len() says {length} batches are left in the pass; there are {left}")
+        raise AssertionError(f"{where}: len() is {length}, but {left} batches are left in the pass")
 
 
-@contextlib.contextmanager
-def _closing(loader: Resumable) -> Iterator[Resumable]:
-    try:
-        yield loader
-    finally:
-        close = getattr(loader, "close", None)
-        if close is not None:
-            close()
+def _closing(loader: Any) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.closing(loader) if hasattr(loader, "close") else contextlib.nullcontext(loader)

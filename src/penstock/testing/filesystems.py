@@ -1,8 +1,8 @@
 """Filesystems for tests: one records what is read, one is as slow as an object store, one fails as a store does.
 
 They wrap any `pyarrow.fs` filesystem (the local one by default) and go to `penstock.open(..., filesystem=fs)`. They
-change no byte. The handlers may be used from many threads at once; pyarrow calls them with the GIL held, so that
-their cost counts in benchmarks only where a delay is asked for.
+change no byte. The handlers may be used from many threads at once; pyarrow calls them with the GIL held, so
+their own cost is negligible unless a delay is requested.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reads:
             self._opened.append(path)
 
     def add_range(self, path: str, start: int, stop: int) -> None:
-        """Note that bytes `start` to `stop - 1` of a file were read; nothing where there are none."""
+        """Note that bytes `start` to `stop - 1` of a file were read, if there are any."""
         if stop > start:
             with self._lock:
                 self._ranges[path].append((start, stop))
@@ -75,7 +75,7 @@ class Reads:
 
     @property
     def num_reads(self) -> int:
-        """Number of reads: round trips, had it been a store."""
+        """Number of reads: round trips if it were a store."""
         with self._lock:
             return sum(map(len, self._ranges.values()))
 

@@ -249,7 +249,7 @@ def _slow_array(cells: list[Any], stored: pa.Field, first: int) -> pa.Array:
                             f"row {at}, field {stored.name!r}: {one} is larger than any {kind}; scale the value, or "
                             "give the field the dtype float64"
                         )
-    if is_moment(leaf):
+    if pa.types.is_date(leaf) or pa.types.is_timestamp(leaf) or pa.types.is_duration(leaf):
         cells = _timed(cells, stored, leaf, first)
     elif leaf != stored.type or pa.types.is_nested(stored.type):  # Arrow takes lists of lists, no nested array
         cells = [_unrolled(cell) for cell in cells]
@@ -315,11 +315,6 @@ def check_limits(column: pa.Array, name: str, limits: Any, first: int) -> None:
         f"row {rows[index]}, field {name!r}: {column[index].as_py()} is not within {least} to {most}, "
         f"the numbers of {limits.dtype}; convert the value, or give the field a wider dtype"
     )
-
-
-def is_moment(kind: pa.DataType) -> bool:
-    """Tell whether this module handles a type."""
-    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind))
 
 
 def stacked(cells: list[Any]) -> NDArray[Any] | None:

@@ -52,7 +52,11 @@ SHUFFLE = ".penstock-shuffle-"
 
 def facts_of(layout: StorageLayout, *, overwrite: bool) -> dict[str, Any]:
     """Return what the files of a writer have in common, as JSON for its journal."""
-    petastorm = _petastorm_schema(layout)
+    try:
+        petastorm: bytes | None = dump_unischema(layout.unischema)
+    except SchemaError as error:
+        logger.info("written without Petastorm's own metadata, which cannot express this schema: %s", error)
+        petastorm = None
     return {
         "files": _text(layout.in_files.serialize().to_pybytes()),
         "whole": _text(layout.whole.serialize().to_pybytes()),
@@ -67,18 +71,14 @@ def same_layout(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one[key] == other[key] for key in ("files", "whole", "partition_by"))
 
 
-def _petastorm_schema(layout: StorageLayout) -> bytes | None:
-    """Return the schema as Petastorm pickles it; None, and a line in the log, if Petastorm could not read it."""
-    try:
-        return dump_unischema(layout.unischema)
-    except SchemaError as error:
-        logger.info("written without Petastorm's own metadata, which cannot express this schema: %s", error)
-        return None
-
-
 def write_metadata(stage: StagedDataset, facts: Mapping[str, Any], files: Sequence[DoneFile]) -> list[DoneFile]:
     """Write `_common_metadata`; return all files. A dataset without rows gets one file, so that it opens."""
-    files = list(files) or [_empty_file(stage, facts)]
+    files = list(files)
+    if not files:
+        name, sink = "part-000000.parquet", pa.BufferOutputStream()
+        pq.ParquetWriter(sink, _schema(facts["whole"])).close()
+        put(stage.fs, posixpath.join(stage.data, name), sink.getvalue(), sync=True)
+        files = [DoneFile(name, 0, 0, sink.getvalue().size)]
     columns = _schema(facts["files"])
     pairs = dict(columns.metadata or {})
     if facts["petastorm"] is not None:
@@ -88,14 +88,6 @@ def write_metadata(stage: StagedDataset, facts: Mapping[str, Any], files: Sequen
     pq.write_metadata(columns.with_metadata(pairs), sink)
     put(stage.fs, posixpath.join(stage.data, "_common_metadata"), sink.getvalue(), sync=True)
     return files
-
-
-def _empty_file(stage: StagedDataset, facts: Mapping[str, Any]) -> DoneFile:
-    name, sink = "part-000000.parquet", pa.BufferOutputStream()
-    pq.ParquetWriter(sink, _schema(facts["whole"])).close()
-    data = sink.getvalue()
-    put(stage.fs, posixpath.join(stage.data, name), data, sync=True)
-    return DoneFile(name, 0, 0, data.size)
 
 
 def _text(value: bytes) -> str:

@@ -147,7 +147,9 @@ def write_folder(  # noqa: PLR0913 - the public factory takes flat keywords
     table = find_captions(fs, root, names, images, captions)
     classes = _classes(root, images, labels)
     folder = _look(fs, root, images, misfits)
-    rows = [row for row in _rows(folder.images, table) if row[0] in folder.facts]
+    # Several captions of one image give several rows.
+    captioned: Mapping[str, Sequence[int | None]] = {} if table is None else table.rows
+    rows = [(name, at) for name in folder.images if name in folder.facts for at in captioned.get(name, [None])]
     if shuffle:
         rows = [rows[i] for i in np.random.Generator(np.random.PCG64(seed)).permutation(len(rows))]
     schema, stored = _schema(folder, classes, table)
@@ -174,13 +176,6 @@ def _classes(root: str, images: Sequence[str], labels: bool | None) -> dict[str,
             f"write_folder('{posixpath.join(root, names[0])}', ...), or pass labels=True or False"
         )
     return {name: number for number, name in enumerate(names)}
-
-
-def _rows(images: Sequence[str], table: Captions | None) -> list[tuple[str, int | None]]:
-    """Return image and caption of each row; several captions of one image give several rows."""
-    if table is None:
-        return [(name, None) for name in images]
-    return [(name, at) for name in images for at in table.rows.get(name, [None])]
 
 
 # --- one field for all images -----------------------------------------------------------------------------------------
@@ -237,17 +232,13 @@ def _handle_misfits(
             f"most images in {root!r} are {_describe(like)}, and these are not: {told}; convert them, or pass "
             "misfits='convert' or misfits='skip'"
         )
-    return {name: _converted_facts(fact, like) for name, fact in others.items()}
+    # A size that only the pixels show counts as another one.
+    sizes = {name: (-1, -1) if isinstance(fact, str) else (fact.height, fact.width) for name, fact in others.items()}
+    return {name: ImageFacts("png", *size, like.channels, like.dtype) for name, size in sizes.items()}
 
 
 def _describe(fact: ImageFacts | str) -> str:
     return fact if isinstance(fact, str) else describe(fact)
-
-
-def _converted_facts(fact: ImageFacts | str, like: ImageFacts) -> ImageFacts:
-    """Return the facts of an image after conversion; a size that only its pixels show counts as another one."""
-    height, width = (-1, -1) if isinstance(fact, str) else (fact.height, fact.width)
-    return ImageFacts("png", height, width, like.channels, like.dtype)
 
 
 def convert(data: bytes, like: ImageFacts) -> bytes:

@@ -330,26 +330,19 @@ def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return text as int64 or double if every value that is not empty prints back unchanged; else unchanged."""
     values = [None if value == "" else value for value in column.to_pylist()]
     found = [value for value in values if value is not None]
-    if found and all(map(_is_whole, found)):
+    whole = re.compile(r"0|-?[1-9][0-9]{0,18}")
+    if found and all(whole.fullmatch(text) and -(1 << 63) <= int(text) < 1 << 63 for text in found):
         return pa.chunked_array([pa.array([None if value is None else int(value) for value in values], pa.int64())])
     # All with the same number of decimals, like 0.50 and 12.25, none of them lost in a double.
     decimals = len(found[0].partition(".")[2]) if found else 0
     pattern = re.compile(rf"-?(0|[1-9][0-9]*)\.[0-9]{{{decimals}}}")
     are_even = all(pattern.fullmatch(text) and f"{float(text):.{decimals}f}" == text for text in found)
-    if found and (all(map(_is_shortest, found)) or (decimals > 0 and are_even)):
+    # Or each as Python writes it: 0.5, -3.25, 1e-05, or a whole number among such.
+    number = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+][0-9]+)?")
+    are_short = all(number.fullmatch(text) and repr(float(text)) in (text, f"{text}.0") for text in found)
+    if found and (are_short or (decimals > 0 and are_even)):
         return pa.chunked_array([pa.array([None if value is None else float(value) for value in values], pa.float64())])
     return column
-
-
-def _is_whole(text: str) -> bool:
-    is_plain = re.fullmatch(r"0|-?[1-9][0-9]{0,18}", text) is not None
-    return is_plain and -(1 << 63) <= int(text) < 1 << 63
-
-
-def _is_shortest(text: str) -> bool:
-    """Tell whether a number is written as Python does: 0.5, -3.25, 1e-05; or is a whole one among such."""
-    is_plain = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?(e[-+][0-9]+)?", text) is not None
-    return is_plain and repr(float(text)) in (text, f"{text}.0")
 
 
 # --- JSONL ------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,12 @@ def normal_form(data: Any, schema: Unischema | None) -> Any:
     """Return the data as Arrow, `Tables`, a mapping of columns, or an iterable of rows."""
     library = _library(data)
     if isinstance(data, (*ARROW, Mapping, Tables)) and library != "datasets":  # its DatasetDict is a dict too
-        return _columns(data, schema) if isinstance(data, Mapping) else data
+        if not isinstance(data, Mapping):
+            return data
+        _check_columns(data)
+        if not any(_library(column) in ("pandas", "polars") for column in data.values()):
+            return data
+        return {name: _plain_column(name, column, schema) for name, column in data.items()}  # each as in a frame
     if library == "pandas":
         return _from_pandas(data, schema)
     if library == "polars":
@@ -69,14 +74,6 @@ def normal_form(data: Any, schema: Unischema | None) -> Any:
 
 def _library(data: Any) -> str:
     return type(data).__module__.partition(".")[0]
-
-
-def _columns(columns: Mapping[Any, Any], schema: Unischema | None) -> Mapping[str, Any]:
-    """Return a dict of columns; a pandas or Polars Series is converted as it would be in a frame."""
-    _check_columns(columns)
-    if not any(_library(column) in ("pandas", "polars") for column in columns.values()):
-        return columns
-    return {name: _plain_column(name, column, schema) for name, column in columns.items()}
 
 
 def _plain_column(name: str, column: Any, schema: Unischema | None) -> Any:

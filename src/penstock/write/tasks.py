@@ -355,10 +355,7 @@ def _column(part: Any, field: UnischemaField, stored: pa.Field, first: int) -> p
     if _is_plain(part, field, stored):
         mask = np.ma.getmaskarray(part) if isinstance(part, np.ma.MaskedArray) else None
         return refuse_nulls(quick_column(np.ma.getdata(part), stored.type, mask), stored, first)
-    cells = []
-    for index, value in enumerate(part, first):
-        cells.append(encode_cell(field, value, index))
-    return array_of(cells, stored, first)
+    return array_of([encode_cell(field, value, index) for index, value in enumerate(part, first)], stored, first)
 
 
 def _is_plain(part: Any, field: UnischemaField, stored: pa.Field) -> bool:
@@ -471,15 +468,11 @@ def _encoded_rows(cells: list[list[Any]], layout: StorageLayout, first: int, han
     arrays = []
     for column, stored in zip(cells, layout.columns, strict=True):
         field = layout.unischema.fields[stored.name]
-        encoded = _encoded_cells(column, field, first, hands) if is_slow(field) else column
-        arrays.append(array_of(encoded, stored, first))
+        if not is_slow(field):
+            arrays.append(array_of(column, stored, first))
+            continue
+        arrays.append(array_of(encode_cells(field, column, first), stored, first))
+        if hands.copy and is_ours(field.codec):  # a custom codec may still hold the memory of the copies
+            hands.spares.give_back(column)
+        column.clear()
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
-
-
-def _encoded_cells(column: list[Any], field: UnischemaField, first: int, hands: Hands) -> list[Any]:
-    """Encode the values of a column; the memory of copies is reused, unless a custom codec may still hold it."""
-    cells = encode_cells(field, column, first)
-    if hands.copy and is_ours(field.codec):
-        hands.spares.give_back(column)
-    column.clear()
-    return cells

@@ -197,7 +197,7 @@ def test_no_file_of_the_source_is_in_the_way_of_the_target(frames: Path, tmp_pat
         (tmp_path / "linked", frames),
     ]
     for source, target in cases:
-        with pytest.raises(PlanError, match=r"lies in .*write somewhere else"):
+        with pytest.raises(PlanError, match=r"is inside .*write somewhere else"):
             rewrite(source, target, overwrite=True)
     assert stored(frames).equals(before)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["frames", "link", "linked"]

@@ -6,6 +6,7 @@ its own; options are checked here once and handed down as frozen values.
 
 from __future__ import annotations
 
+import os
 import warnings
 from contextlib import closing
 from dataclasses import replace
@@ -18,10 +19,11 @@ from penstock.codecs.base import AsStored
 from penstock.codecs.row_values import only_value
 from penstock.dataset import open_parquet, pick_columns
 from penstock.dataset.read import CAN_VERIFY
+from penstock.engine.delivery import FORKED
 from penstock.engine.inputs import Inputs, columns_of
 from penstock.engine.loader import Loader
 from penstock.engine.stages import FilterRows, Fold
-from penstock.errors import NotSorted, PenstockWarning, PlanError, SchemaError
+from penstock.errors import LoaderClosed, NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.keywords import LoaderKeywords, PlanKeywords, check_keywords, show_keywords
 from penstock.openers import find_opener
 from penstock.options import LoaderOptions, one_of
@@ -32,7 +34,6 @@ from penstock.schema.transform import TransformSpec, transform_schema
 from penstock.source import Selection, may_hold_nulls
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
@@ -229,9 +230,12 @@ class Dataset(DatasetRows):
         Row groups are read and decoded ahead in threads. The slow way: a loop over rows in Python takes about a
         hundred times as long as `loader`, which gives batches.
         """
+        pid = os.getpid()
         with self.loader(batch_size=_ITER_ROWS, rank=0, world=1) as loader:
             for batch in loader:
                 for row in range(len(next(iter(batch.values())))):
+                    if os.getpid() != pid:
+                        raise LoaderClosed(FORKED)
                     yield {name: only_value(values[row : row + 1]) for name, values in batch.items()}
 
     # -- loading ------------------------------------------------------------------------------------------------------

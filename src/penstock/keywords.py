@@ -76,11 +76,11 @@ _RENAMED = {"window_bytes": "shuffle_bytes"}
 
 _FOREIGN = {
     "num_workers": "threads do the work: workers= sets their number, pool='process' makes them processes",
-    "collate_fn": "batches arrive complete: change them with transform= or device_transform=",
+    "collate_fn": "batches arrive complete: change them with transform=",
     "sampler": "the loader decides the order: see shuffle=, seed=, rank= and world=",
     "batch_sampler": "the loader decides the order: see shuffle=, seed=, rank= and world=",
     "worker_init_fn": "threads do the work; a transform may take rng or generator, seeded by the batch's position",
-    "prefetch_factor": "memory_bytes= limits what is read ahead, prefetch= what waits on a device",
+    "prefetch_factor": "memory_bytes= limits what is read ahead",
     "persistent_workers": "threads live as long as an iterator; starting them takes milliseconds",
     "num_epochs": "epochs= is the number of epochs of one pass",
 }

@@ -59,7 +59,7 @@ class Window:
 
     def __post_init__(self) -> None:
         for name in ("length", "stride"):
-            object.__setattr__(self, name, _at_least(name, getattr(self, name), 1))
+            object.__setattr__(self, name, at_least(name, getattr(self, name), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,10 @@ class LoaderOptions:
             value = getattr(self, name)
             if value is not None or name in ("batch_size", "seed", "shuffle_bytes"):
                 # A plain int: NumPy's integers overflow and cannot be written as JSON.
-                object.__setattr__(self, name, _at_least(name, value, least))
+                object.__setattr__(self, name, at_least(name, value, least))
         one_of("shuffle", self.shuffle, (False, True, "groups"))
+        if self.drop_last not in (False, True):
+            raise PlanError(f"drop_last must be True or False; got {self.drop_last!r}")
         one_of("remainder", self.remainder, ("drop", "pad", "uneven"))
         one_of("pool", self.pool, ("thread", "process", "serial"))
         one_of("on_error", self.on_error, ("raise", "skip"))
@@ -158,7 +160,8 @@ _NUMBERS = {
 """The least that each whole number may be."""
 
 
-def _at_least(name: str, value: Any, least: int) -> int:
+def at_least(name: str, value: Any, least: int) -> int:
+    """Return a whole number; PlanError unless it is one and at least `least`."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -135,7 +135,7 @@ def test_it_works_ahead_by_its_depth_and_no_further(make):
     assert stream.ready() <= 3
     stream.stop()
     assert source.stopped.is_set()
-    with pytest.raises(LoaderClosed, match="was closed"):
+    with pytest.raises(LoaderClosed, match="ended this one"):
         list(stream)
 
 

@@ -9,6 +9,7 @@ consumer has it. `Acknowledged` is the only record of what was received; `Stream
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 import time
 import weakref
@@ -16,7 +17,8 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast
 
-from penstock.errors import LoaderClosed
+from penstock.errors import LoaderClosed, PlanError, StateMismatch
+from penstock.options import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,48 +34,85 @@ if TYPE_CHECKING:
 B = TypeVar("B")
 C = TypeVar("C")
 
+_GO_ON = (
+    "iterating the loader again begins its next pass; to go on behind the last batch received, call "
+    "loader.load_state_dict(loader.state_dict()) before that"
+)
 ENDED = (
-    "this iterator was ended: another one was made of the same loader, or a state was loaded or an epoch set; go on "
+    "this iteration was ended: another one was made of the same loader, or a state was loaded or an epoch set; go on "
     "with the new one, or make a loader for each"
 )
+FAILED = f"a batch of this iteration has failed or was interrupted; {_GO_ON}"
+STOPPED = f"this stream was stopped; {_GO_ON}"
+AWAITED = "stop(), close(), load_state_dict() or another iteration ended this one while a batch was awaited"
+FORKED = "this iteration belongs to the process that began it; begin another one, or make a loader, after the fork"
 
 
-CLOSED = "the loader was closed while a batch was awaited, or an earlier batch has failed; iterate it anew"
-FORKED = "this loader was made in another process; make one after the fork instead"
+class Run(NamedTuple):
+    """What all places of a loader share: places of another dataset, selection or number of epochs are refused by it."""
+
+    dataset: str
+    """Fingerprint of the dataset."""
+    rows: str
+    """Digest of the selection and of what is dealt out."""
+    num_items: int
+    """Items of an epoch, of all ranks."""
+    epochs: int | None
+    """Epochs of a pass; None: passes have no end."""
 
 
 class Place:
-    """Where a run stands: behind some steps of an epoch. Opaque outside of the engine.
+    """Where a loader stands: behind some steps of an epoch. Opaque outside of the engine.
 
-    Costs nothing to make; the cursor that states store is worked out when it is asked for. Pickles without the plan.
-    Places of one stream are ordered by `key`.
+    Costs nothing to make; the cursor that states store is worked out when it is asked for. Pickles without the plan; a
+    copy is equal to the original.
     """
 
-    __slots__ = ("_cursor", "_order", "epochs", "key", "plan", "steps")
+    __slots__ = ("_cursor", "_order", "plan", "run", "steps")
 
     def __init__(
-        self, plan: EpochPlan | None, steps: int, epochs: int | None, order: Any = None, cursor: Cursor | None = None
+        self, plan: EpochPlan | None, steps: int, run: Run, order: Any = None, cursor: Cursor | None = None
     ) -> None:
         self.plan = plan
         self.steps = steps
         """Steps of `plan` that are done."""
-        self.epochs = epochs
-        """Epochs of a pass; None: passes have no end."""
-        self.key = (cast("Cursor", cursor).epoch, 0) if plan is None else (plan.cursor.epoch, steps)
-        """Orders the places of one stream."""
+        self.run = run
         self._order = order
         self._cursor = cursor
 
     @classmethod
-    def at(cls, order: Order, cursor: Cursor, epochs: int | None) -> Place:
+    def at(cls, order: Order, cursor: Cursor, run: Run) -> Place:
         """Return the place of a cursor."""
-        return cls(None, 0, epochs, order, cursor)
+        return cls(None, 0, run, order, cursor)
 
     def __reduce__(self) -> Any:
-        return Place.at, (self.order, self.cursor, self.epochs)
+        return Place.at, (self.order, self.cursor, self.run)
 
     def __repr__(self) -> str:
         return f"Place({self.cursor})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash(self.cursor)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Orders the places of a loader: the epoch, and how many of its items are delivered."""
+        return self.cursor.epoch, -self.cursor.num_left(self.run.num_items)
+
+    def check(self, place: object) -> None:
+        """Raise TypeError unless this is a place of a loader, StateMismatch unless it can follow this place."""
+        if not isinstance(place, Place):
+            raise not_a_place(place, "loader")
+        ours, theirs = self.order, place.order
+        if place.run != self.run or (theirs.kind, theirs.seed) != (ours.kind, ours.seed):
+            raise StateMismatch(
+                "the place belongs to another loader: dataset, selected rows, shuffle, seed and epochs must be the "
+                f"same; it has order {theirs.name!r}, seed {theirs.seed} and {place.run}, this loader order "
+                f"{ours.name!r}, seed {ours.seed} and {self.run}"
+            )
 
     @property
     def cursor(self) -> Cursor:
@@ -82,7 +121,7 @@ class Place:
             plan: Any = self.plan
             cursor = plan.after(self.steps)
             if cursor.epoch != plan.cursor.epoch:
-                ended = self.epochs is not None and cursor.epoch % self.epochs == 0
+                ended = self.run.epochs is not None and cursor.epoch % self.run.epochs == 0
                 cursor = replace(cursor, owner=None) if ended else plan.next_epoch()
             self._cursor = cursor
         return self._cursor
@@ -92,6 +131,16 @@ class Place:
         """The order that the steps are counted in."""
         plan = self.plan
         return cast("Order", self._order) if plan is None else plan.order
+
+
+def not_a_place(value: object, kind: str) -> TypeError:
+    """Return the error for what was given instead of a place of a loader or a mix (`kind`)."""
+    given = type(value).__name__
+    hints = {"Delivery": ": pass delivery.place", "dict": ": load_state_dict() and place_of() take states"}
+    return TypeError(
+        f"a place of a {kind} is wanted, as delivery.place, place(), place_at() and place_after() give it; got "
+        f"{given}{hints.get(given, '')}"
+    )
 
 
 class Origin(NamedTuple):
@@ -156,10 +205,13 @@ class Delivery(NamedTuple, Generic[B]):
         """
         first, end, kept = self.origin.first, self.origin.end, self.origin.kept
         size = self.origin.plan.share.batch_size
-        if steps >= (-(-(end - first) // size) if kept is None else len(kept)):
+        count = -(-(end - first) // size) if kept is None else len(kept)
+        if at_least("steps", steps, 0) > count:
+            raise PlanError(f"the delivery has {count} step{'s' * (count != 1)}; got {steps}")
+        if steps == count:
             return self.place
         done = steps if kept is None or not steps else int(kept[steps - 1]) + 1
-        return Place(self.origin.plan, -(-first // size) + done, self.place.epochs)
+        return Place(self.origin.plan, -(-first // size) + done, self.place.run)
 
 
 class Acknowledged:
@@ -176,6 +228,9 @@ class Acknowledged:
         """Whether a batch of the current pass was received."""
         self._live = 0
         self._why = ENDED
+        self._halted: str | None = None
+        """Why nothing can be taken from the live stream any more."""
+        self._pid = os.getpid()
         self._hooks: list[Callable[[], Callable[[], None] | None]] = []
 
     def begin(self, place: Any) -> int:
@@ -183,6 +238,7 @@ class Acknowledged:
         with self.lock:
             self._live += 1
             self.place, self.in_pass, self._why = place, False, ENDED
+            self._halted, self._pid = None, os.getpid()
             self._hooks.clear()
             return self._live
 
@@ -193,19 +249,25 @@ class Acknowledged:
             self._why = why
             self._hooks.clear()
 
-    def check(self, stream: int) -> None:
-        """Raise LoaderClosed unless this is the live stream."""
+    def halt(self, stream: int, why: str) -> None:
+        """Note why nothing more can be taken from a stream, unless it was noted; what was taken may be received."""
+        if stream == self._live and self._halted is None:
+            self._halted = why
+
+    def check(self, stream: int, *, taking: bool = False) -> None:
+        """Raise LoaderClosed unless this is the live stream, in its own process; `taking`: and was not halted."""
+        if os.getpid() != self._pid:
+            raise LoaderClosed(FORKED)
         if stream != self._live:
             raise LoaderClosed(self._why)
+        if taking and self._halted is not None:
+            raise LoaderClosed(self._halted)
 
     def received(self, stream: int, place: Any, *, is_end: bool) -> None:
-        """Move to a place unless it is older than the one reached; LoaderClosed unless the stream is live."""
+        """Move to a place of the live stream; LoaderClosed if this is another one."""
         with self.lock:
             self.check(stream)
-            if is_end:
-                self.place, self.in_pass = place, False
-            elif not self.in_pass or self.place.key <= place.key:
-                self.place, self.in_pass = place, True
+            self.place, self.in_pass = place, not is_end
 
     def before_state(self, stream: int, function: Callable[[], None]) -> None:
         """Call a function before the place is read, while this stream is live; a method is held weakly."""
@@ -214,8 +276,8 @@ class Acknowledged:
             self._hooks.append(weakref.WeakMethod(function) if inspect.ismethod(function) else lambda: function)
 
     def settle(self) -> None:
-        """Let those who cannot push acknowledge what was received."""
-        for hook in list(self._hooks):
+        """Let those who cannot push acknowledge what was received; in a forked child there is nobody to ask."""
+        for hook in list(self._hooks) if os.getpid() == self._pid else ():
             function = hook()
             if function is not None:
                 function()
@@ -224,8 +286,8 @@ class Acknowledged:
 class Stream(ABC, Generic[B]):
     """Deliveries of what is left of one pass, in order. Dropping the outermost stream ends its threads.
 
-    An error comes at its place, after all earlier deliveries; then the stream is stopped. In a forked child every call
-    raises LoaderClosed. Several threads may take: each delivery goes to one of them.
+    An error comes at its place, after all earlier deliveries; then the stream is stopped. In a forked child `take`,
+    `received` and iterating raise LoaderClosed. Several threads may take: each delivery goes to one of them.
     """
 
     length: int | None
@@ -246,8 +308,9 @@ class Stream(ABC, Generic[B]):
     def received(self, place: Any, waited_s: float = 0.0) -> None:
         """Acknowledge all deliveries up to a place; an older place is ignored.
 
-        `waited_s` is how long the consumer waited for the last one. Raises LoaderClosed where the stream was stopped
-        or superseded, and moves nothing then.
+        `waited_s` is how long the consumer waited for the last one. Nothing has moved where it raises: LoaderClosed
+        where the stream was superseded or the loader closed, TypeError for what is not a place, StateMismatch for one
+        of another loader or beyond what was taken.
         """
 
     @abstractmethod
@@ -258,10 +321,11 @@ class Stream(ABC, Generic[B]):
     def stop(self) -> None:
         """End threads and processes; they are gone on return. May be called twice, and from a finalizer."""
 
-    def release(self, wait_s: float | None = None) -> None:  # noqa: ARG002 -- for streams that run functions of users
+    def release(self, wait_s: float | None = None, why: str = STOPPED) -> None:  # noqa: ARG002 -- for subclasses
         """End what works for this stream, but no thread in front of it, through which an error goes to the consumer.
 
-        Waits at most `wait_s` seconds for calls of the user's functions; None: as long as they take.
+        Waits at most `wait_s` seconds for calls of the user's functions; None: as long as they take. `why` is the
+        message of LoaderClosed if more is taken; the first one counts.
         """
         self.stop()
 
@@ -290,6 +354,9 @@ class Stream(ABC, Generic[B]):
         `ahead` 0: called in the taking thread; n: by a thread of its own, up to n deliveries ahead of the consumer.
         Where the function fails, its batch was not received.
         """
+        if not callable(function):
+            raise TypeError(f"map takes a function of a delivery; got {function!r}")
+        ahead = at_least("ahead", ahead, 0)
         from penstock.engine.prefetch import Mapped, Prefetched
 
         return Prefetched(self, function, ahead) if ahead else Mapped(self, function)
@@ -342,9 +409,17 @@ class StreamedPasses(ABC):
         """Return the deliveries of what is left of a pass: of the one that `iter` would give, or from `start` on.
 
         `every=(i, n)` gives the batches i, i + n, i + 2n, ... of that sequence, for n workers that share a pass; their
-        places are those of the undivided sequence. Ends the stream before it.
+        places are those of the undivided sequence: acknowledging one counts the batches of all workers before it.
+        `len` is then the batches of this stream, `batches_left` those of the undivided sequence. Ends the stream before
+        it.
         """
         self.check_open()
+        if not isinstance(every, tuple) or len(every) != 2 or not all(type(one) is int for one in every):
+            raise PlanError(f"every= takes two whole numbers, (first, step); got {every!r}")
+        if not 0 <= every[0] < every[1]:
+            raise PlanError(f"every=(first, step) needs 0 <= first < step; got {every}")
+        if start is not None:
+            self.check_place(start)
         self._end_stream(ENDED)
         place = self.next_start() if start is None else start
         self._begun = self.pass_of(place)
@@ -363,6 +438,7 @@ class StreamedPasses(ABC):
     def go_to(self, place: Any) -> None:
         """Go on from a place of this loader; ends a running iterator."""
         self.check_open()
+        self.check_place(place)
         self._end_stream(ENDED)
         self._progress.begin(place)
 
@@ -408,6 +484,10 @@ class StreamedPasses(ABC):
     @abstractmethod
     def _open(self, place: Any, every: tuple[int, int], number: int) -> Stream[Batch]:
         """Return the stream with that number in the progress, from a place on."""
+
+    @abstractmethod
+    def check_place(self, place: Any) -> None:
+        """Raise TypeError unless this is a place of a loader (or mix), StateMismatch unless of one such as this."""
 
     @abstractmethod
     def next_pass_after(self, place: Any) -> Any:

@@ -17,13 +17,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.engine.delivery import Acknowledged, Delivery, Place, Stream
+from penstock.engine.delivery import FAILED, STOPPED, Acknowledged, Delivery, Place, Run, Stream
 from penstock.engine.inputs import Inputs, Setup, choose_order, make_stages
 from penstock.engine.loader_facts import LoaderFacts
 from penstock.engine.randomness import Watch, advice
 from penstock.engine.rank import check_still, rank_and_world
 from penstock.engine.stages import MASK, Batch, Stage
-from penstock.errors import DecodeError, PenstockWarning, PlanError, users_level
+from penstock.errors import DecodeError, PenstockWarning, PlanError, StateMismatch, users_level
 from penstock.halt import EXIT_WAIT_S
 from penstock.plan.epoch import EpochPlan, plan_epoch
 from penstock.plan.order import Cursor, Order, Share, steps_left
@@ -159,7 +159,8 @@ class Loader(LoaderFacts):
         self._setup = Setup.of(inputs, options, stages, record)
         self._planned: EpochPlan | None = None
         order = choose_order(inputs, options)
-        start = Place.at(order, Cursor.start(0, order, self._total_rows), options.epochs)
+        self._run = Run(inputs.source.facts.fingerprint, inputs.rows, self._total_rows, options.epochs)
+        start = Place.at(order, Cursor.start(0, order, self._total_rows), self._run)
         super().__init__(start)
         if options.remainder == "pad" and any(column.name == MASK for column in inputs.columns):
             raise PlanError(
@@ -201,7 +202,7 @@ class Loader(LoaderFacts):
 
     def _start_of(self, pass_number: int, order: Order) -> Place:
         cursor = Cursor.start(pass_number * (self._options.epochs or 1), order, self._total_rows)
-        return Place.at(order, cursor, self._options.epochs)
+        return Place.at(order, cursor, self._run)
 
     def pass_after(self, place: Place) -> Place:
         """Return the beginning of the pass after the one that a place lies in."""
@@ -255,6 +256,8 @@ class EngineStream(Stream[Batch]):
         """Weak: the outermost stream with a thread that takes from here."""
         self._is_through = False
         """Whether `take` came to the end of the pass: from then on it returns None, whatever becomes of the loader."""
+        self._last: Place = self._progress.place
+        """Behind what was taken."""
         self._unacknowledged: deque[tuple[Place, int, tuple[Skipped, ...]]] = deque()
         self._lock = threading.RLock()
         """Of those who acknowledge."""
@@ -269,7 +272,7 @@ class EngineStream(Stream[Batch]):
         """Return the next delivery; None at the end of the pass."""
         if self._is_through:
             return None
-        self._progress.check(self._number)
+        self._progress.check(self._number, taking=True)
         watch = None if self._ahead else self._record.watch
         try:
             if watch is None:
@@ -285,7 +288,8 @@ class EngineStream(Stream[Batch]):
             if built is None:
                 self._is_through = True
                 return None
-            place = Place(built.origin.plan, -(-built.origin.end // self._batch_size), self._end.epochs)
+            place = Place(built.origin.plan, -(-built.origin.end // self._batch_size), self._end.run)
+            self._last = place
             # Without the lock: a thread that takes ahead must never make the consumer wait in `received`.
             self._unacknowledged.append((place, built.num_rows, built.skipped))
             limit = self._record.skip_limit
@@ -293,7 +297,7 @@ class EngineStream(Stream[Batch]):
                 with self._lock:
                     self._check_skipped(built.skipped[-1], limit)
         except BaseException:
-            self.release()
+            self.release(why=FAILED)
             raise
         return Delivery(built.batch, place, built.origin, built.num_rows, built.skipped)
 
@@ -311,17 +315,26 @@ class EngineStream(Stream[Batch]):
         """Acknowledge all deliveries up to a place."""
         if self.is_over:  # whatever comes late lies before the end
             return
-        is_end = place is self._end
-        self._progress.received(self._number, place, is_end=is_end)
+        self._progress.check(self._number)  # before the lock, which a forked child may never get
         record, waiting = self._record, self._unacknowledged
         with self._lock:
+            is_end = place is self._end
+            if not is_end and not (waiting and waiting[0][0] is place):
+                self._end.check(place)
+                if place.key > self._last.key:
+                    raise StateMismatch(f"{place} lies beyond {self._last}, the last that was taken from the stream")
+                if place.key < self._progress.place.key:
+                    return
+            self._progress.received(self._number, place, is_end=is_end)
             while waiting and (waiting[0][0] is place or is_end or waiting[0][0].key <= place.key):
-                _, num_rows, skipped = waiting.popleft()
-                for one in skipped:
-                    record.skipped.setdefault((one.path, one.row_group, one.row), one)
+                one, num_rows, skipped = waiting.popleft()
+                for lost in skipped:
+                    record.skipped.setdefault((lost.path, lost.row_group, lost.row), lost)
                 record.stats.delivered(num_rows, waited_s)
                 waited_s = 0.0
-        self.is_over = self.is_over or is_end
+                if one is place:
+                    break
+            self.is_over = is_end
 
     def ready(self) -> int:
         """Return how many batches are made and wait."""
@@ -350,8 +363,9 @@ class EngineStream(Stream[Batch]):
         self._ahead = self._record.hands_over_ahead = True
         self._front = weakref.ref(front)
 
-    def release(self, wait_s: float | None = None) -> None:
+    def release(self, wait_s: float | None = None, why: str = STOPPED) -> None:
         """End the scheduler's threads and processes."""
+        self._progress.halt(self._number, why)
         self._finalizer.detach()
         self._scheduler.stop(wait_s)
 

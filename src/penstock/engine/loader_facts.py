@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.engine import host
 from penstock.engine.base_loader import BaseLoader
-from penstock.engine.delivery import Place
+from penstock.engine.delivery import Place, Run
 from penstock.engine.inputs import Inputs, count_needs
 from penstock.engine.stages import Batch, output_columns
+from penstock.options import at_least
 from penstock.plan import State, check, check_owner, check_predicate
 from penstock.source import may_hold_nulls
 
@@ -41,6 +42,7 @@ class LoaderFacts(BaseLoader):
     _setup: Setup
     _total_rows: int
     """Items of an epoch."""
+    _run: Run
 
     @abstractmethod
     def _start_of(self, pass_number: int, order: Order) -> Place: ...
@@ -53,8 +55,13 @@ class LoaderFacts(BaseLoader):
 
     # -- places and states ----------------------------------------------------------------------------------------
 
+    def check_place(self, place: Any) -> None:
+        """Raise TypeError or StateMismatch unless this is a place of such a loader."""
+        self._progress.place.check(place)
+
     def state_of(self, place: Place) -> dict[str, Any]:
         """Return a place as small JSON."""
+        self.check_place(place)
         source = self._inputs.source
         return State(
             place.order,
@@ -82,13 +89,13 @@ class LoaderFacts(BaseLoader):
         check_predicate(loaded, self._filter_digest)
         check_owner(loaded, self._share)
         loaded.cursor.check(loaded.order, self._total_rows)
-        place = Place.at(loaded.order, loaded.cursor, self._options.epochs)
+        place = Place.at(loaded.order, loaded.cursor, self._run)
         self._setup.check_budget(self._plan(place))
         return place
 
     def place_at(self, pass_number: int) -> Place:
         """Return the place at the beginning of a pass, counted from 0."""
-        return self._start_of(pass_number, self._progress.place.order)
+        return self._start_of(at_least("pass_number", pass_number, 0), self._progress.place.order)
 
     def next_pass_after(self, place: Place) -> Place:
         """Return the beginning of the next pass; the place itself if it is the beginning of one."""
@@ -97,14 +104,15 @@ class LoaderFacts(BaseLoader):
 
     def place_after(self, place: Place, batches: int) -> Place | None:
         """Return the place so many batches further; None where the pass has no batch there."""
-        plan, steps = self._plan(place), batches
+        self.check_place(place)
+        plan, steps = self._plan(place), at_least("batches", batches, 0)
         while steps >= plan.num_steps:
             steps -= plan.num_steps
             epochs = self._options.epochs
             if epochs is not None and (plan.cursor.epoch + 1) % epochs == 0:
                 return None
-            plan = self._plan(Place.at(place.order, plan.next_epoch(), epochs))
-        return Place(plan, steps, self._options.epochs)
+            plan = self._plan(Place.at(place.order, plan.next_epoch(), self._run))
+        return Place(plan, steps, self._run)
 
     def count_units(self, place: Place) -> int | None:
         """Return the rows (or windows) from a place to the end of its pass, as planned; None: it has no end.

@@ -15,12 +15,12 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.engine.base_loader import BaseLoader
-from penstock.engine.delivery import CLOSED, Delivery, Stream
+from penstock.engine.delivery import FAILED, STOPPED, Delivery, Stream, not_a_place
 from penstock.engine.output_columns import Agreed, columns_given
 from penstock.engine.stages import Batch
-from penstock.errors import LoaderClosed, PlanError, StateMismatch
-from penstock.options import one_of
-from penstock.plan.draws import Deck, Draws, Mark
+from penstock.errors import PlanError, StateMismatch
+from penstock.options import at_least, one_of
+from penstock.plan.draws import Deck, Draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.engine.delivery import Acknowledged
     from penstock.engine.loader import Loader
     from penstock.engine.locate import Skipped
-    from penstock.plan.draws import Stop
+    from penstock.plan.draws import Mark, Stop
 
 Missing = Literal["error", "null"]
 
@@ -126,12 +126,25 @@ class Mix(BaseLoader):
         left = self._left(place)
         each = zip(self.loaders, place.loaders, left, strict=True)
         begun = tuple(one if count is None else loader.next_pass_after(one) for loader, one, count in each)
-        return MixPlace(Mark(place.mark.pass_number + 1, 0, (False,) * len(begun)), begun, place.source)
+        return MixPlace(self._deck.start_of(place.mark.pass_number + 1), begun, place.source)
 
     # -- places and states ----------------------------------------------------------------------------------------
 
+    def check_place(self, place: Any) -> None:
+        """Raise TypeError or StateMismatch unless this is a place of a mix of such loaders with the same seed."""
+        if not isinstance(place, MixPlace):
+            raise not_a_place(place, "mix")
+        if place.mark.seed != self._deck.seed or len(place.loaders) != len(self.loaders):
+            raise StateMismatch(
+                f"the place belongs to a mix of {len(place.loaders)} loaders with seed {place.mark.seed}; this one has "
+                f"{len(self.loaders)} and seed {self._deck.seed}"
+            )
+        for loader, one in zip(self.loaders, place.loaders, strict=True):
+            loader.check_place(one)
+
     def state_of(self, place: MixPlace) -> dict[str, Any]:
         """Return a place as small JSON: the draws made, and the states of all loaders."""
+        self.check_place(place)
         states = [loader.state_of(one) for loader, one in zip(self.loaders, place.loaders, strict=True)]
         return self._deck.to_json(place.mark) | {"loaders": states}
 
@@ -157,11 +170,12 @@ class Mix(BaseLoader):
     def place_at(self, pass_number: int) -> MixPlace:
         """Return the place at the beginning of a pass, with every loader at the beginning of that pass of its own."""
         begun = tuple(loader.place_at(pass_number) for loader in self.loaders)
-        return MixPlace(Mark(pass_number, 0, (False,) * len(begun)), begun)
+        return MixPlace(self._deck.start_of(pass_number), begun)
 
     def place_after(self, place: MixPlace, batches: int) -> MixPlace | None:
         """Return the place so many batches further; None where the pass has no batch there."""
-        found = self._walk(place, batches)
+        self.check_place(place)
+        found = self._walk(place, at_least("batches", batches, 0))
         return found if found.mark.pass_number == place.mark.pass_number else None
 
     def pass_end(self, place: MixPlace) -> MixPlace:
@@ -259,7 +273,6 @@ class MixStream(Stream[Batch]):
         self._progress, self._number = progress
         self._num_taken = 0
         self._is_through = False
-        self._is_stopped = False
         self._front: Callable[[], Stream[Any] | None] | None = None
         """Weak: the outermost stream with a thread that takes from here; None: the consumer takes."""
         self._streams: dict[int, Stream[Batch]] = {}
@@ -288,14 +301,12 @@ class MixStream(Stream[Batch]):
                     if delivery is None or (self._num_taken - 1) % self._step == self._first:
                         return delivery
         except BaseException:  # an interrupt may have lost a batch: nothing comes after the gap
-            self.release()
+            self.release(why=FAILED)
             raise
 
     def _take(self) -> Delivery[Batch] | None:
         while not self._is_through:
-            self._progress.check(self._number)
-            if self._is_stopped:  # a loader that was not drawn yet would begin
-                raise LoaderClosed(CLOSED)
+            self._progress.check(self._number, taking=True)
             index = self._deck.next()
             if index is None:
                 self._is_through = True
@@ -334,14 +345,23 @@ class MixStream(Stream[Batch]):
         """Acknowledge all deliveries up to a place, with the loaders they came from."""
         if self.is_over:  # whatever comes late lies before the end
             return
-        is_end = self._is_through and not self._unacknowledged
-        self._progress.received(self._number, place, is_end=is_end)
+        self._progress.check(self._number)  # before the lock, which a forked child may never get
+        waiting = self._unacknowledged
         with self._lock:
-            while self._unacknowledged and self._unacknowledged[0][0].key <= place.key:
-                _, index, one = self._unacknowledged.popleft()
+            is_end = False
+            if not (waiting and waiting[0][0] is place):
+                self._mix.check_place(place)
+                is_end = self._is_through and not waiting and place.key == self.end.key
+                if place.key > self._at.key and not is_end:
+                    raise StateMismatch(f"{place} lies beyond {self._at}, the last that was taken from the stream")
+                if place.key < self._progress.place.key:
+                    return
+            self._progress.received(self._number, place, is_end=is_end)
+            while waiting and waiting[0][0].key <= place.key:
+                _, index, one = waiting.popleft()
                 self._streams[index].received(one, waited_s)
                 waited_s = 0.0
-        self.is_over = self.is_over or is_end
+            self.is_over = is_end
 
     def ready(self) -> int:
         """Return how many batches of the loader whose turn it is are made and wait."""
@@ -368,12 +388,12 @@ class MixStream(Stream[Batch]):
         for stream in self._streams.values():
             stream.note_ahead(self)
 
-    def release(self, wait_s: float | None = None) -> None:
+    def release(self, wait_s: float | None = None, why: str = STOPPED) -> None:
         """End the streams of all loaders."""
-        self._is_stopped = True
+        self._progress.halt(self._number, why)
         with contextlib.ExitStack() as stack:
             for one in list(self._streams.values()):
-                stack.callback(one.release, wait_s)
+                stack.callback(one.release, wait_s, why)
 
     def stop(self) -> None:
         """End the streams of all loaders, and the threads in front."""

@@ -22,7 +22,7 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from penstock.engine.delivery import CLOSED, FORKED, Delivery, Stream
+from penstock.engine.delivery import AWAITED, FAILED, FORKED, STOPPED, Delivery, Stream
 from penstock.errors import LoaderClosed
 from penstock.halt import EXIT_WAIT_S, OwnThread, wait_in
 
@@ -69,7 +69,7 @@ class Mapped(Wrapping[B, C]):
         try:
             made = self._function(delivery)
         except BaseException:
-            self.release()
+            self.release(why=FAILED)
             raise
         self._source.note_hand_over(time.perf_counter() - began)
         return Delivery(made, *delivery[1:])
@@ -134,10 +134,10 @@ class Prefetched(Wrapping[B, C]):
         self._queue.finish = function
         return self
 
-    def release(self, wait_s: float | None = None) -> None:
+    def release(self, wait_s: float | None = None, why: str = STOPPED) -> None:
         """End the thread and the source, as `stop` does."""
         self._finalizer.detach()
-        self._queue.stop(wait_s)
+        self._queue.stop(wait_s, why)
 
     def stop(self) -> None:
         """End the thread and the source, and wait for them."""
@@ -184,10 +184,11 @@ class _Queue(Generic[B, C]):
                     return None
                 if self._stopped:
                     self._source.take()  # says why it was ended, if somebody else ended it
-                    raise LoaderClosed(CLOSED)
+                    raise LoaderClosed(AWAITED)
                 wait_in(self._lock, self._cond, _LOOK_S)
             found = self._ready.popleft()
             self._over = self._over or found is None
+            self._stopped = self._stopped or isinstance(found, BaseException)
         try:
             if isinstance(found, BaseException):
                 raise found
@@ -209,6 +210,7 @@ class _Queue(Generic[B, C]):
                 del taken
             except BaseException as error:  # noqa: BLE001 -- handed to the consumer, who meets it in order
                 made = error
+                self._source.release(why=FAILED)
             if not self._put(made) or not isinstance(made, Delivery):
                 return
             if self.settle is not None:
@@ -240,7 +242,7 @@ class _Queue(Generic[B, C]):
                 self._put(error)
                 return False
 
-    def stop(self, wait_s: float | None) -> None:
+    def stop(self, wait_s: float | None, why: str = STOPPED) -> None:
         if os.getpid() != self._pid:
             return
         deadline = None if wait_s is None else time.perf_counter() + wait_s
@@ -249,7 +251,7 @@ class _Queue(Generic[B, C]):
         with self._lock:
             self._stopped = True
             self._cond.notify_all()
-        self._source.release(wait_s)  # ends a wait for the next batch
+        self._source.release(wait_s, why)  # ends a wait for the next batch
         if self._thread is not None and not inside and not isinstance(threading.current_thread(), OwnThread):
             with contextlib.suppress(RuntimeError):  # a signal came before it had started; it ends by itself
                 self._thread.join(None if deadline is None else max(0.0, deadline - time.perf_counter()))

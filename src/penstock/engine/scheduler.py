@@ -15,7 +15,7 @@ What happens to the threads, in every case:
 - **A process of the pool dies.** Its thread sees the closed pipe and keeps a WorkerDied with the span (see `process`).
 - **Interpreter exit.** Threads are daemons, so exit does not wait for them; the finalizer stops and joins them first,
   for at most `EXIT_WAIT_S` beyond a running call.
-- **Fork.** A child has no threads of ours: `next` raises LoaderClosed there instead of waiting forever.
+- **Fork.** A child has no threads of ours: a stream's `take` raises LoaderClosed there instead of waiting forever.
 
 No hang: a read that the next batch needs is always allowed when the consumer waits and nothing else is running, even
 beyond the budget (the user may hold on to any number of batches).
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.engine.build import Results, Span, go_on, index_span
-from penstock.engine.delivery import CLOSED, FORKED, Built
+from penstock.engine.delivery import AWAITED, Built
 from penstock.engine.gather import Chunk
 from penstock.engine.residency import EpochWork
 from penstock.errors import LoaderClosed
@@ -146,8 +146,6 @@ class Scheduler:
 
         The caller must stop the scheduler after an exception, KeyboardInterrupt included.
         """
-        if os.getpid() != self._pid:
-            raise LoaderClosed(FORKED)
         one: Built | Exception | None = None
         while one is None:  # another thread may take what this one has waited for
             if self._ready:  # asked first: Ctrl-C while an IndexError is handled would show a user both
@@ -208,7 +206,7 @@ class Scheduler:
                     if self._over:
                         return False
                     if self._stopped:
-                        raise LoaderClosed(CLOSED)
+                        raise LoaderClosed(AWAITED)
                     if self._ended and self._deliver == self._next_number and self._spans_left() is None:
                         self._over = True
                         return False

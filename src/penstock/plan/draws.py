@@ -71,6 +71,8 @@ class Mark(NamedTuple):
     """Draws made in this pass."""
     ended: tuple[bool, ...]
     """Which sources have nothing left in it."""
+    seed: int
+    """The seed that picks the draws: it tells places of other mixes."""
 
 
 class Deck:
@@ -156,7 +158,11 @@ class Deck:
     @property
     def mark(self) -> Mark:
         """Where the deck is, as a small value."""
-        return Mark(self.pass_number, self.num_draws, tuple(self.ended))
+        return Mark(self.pass_number, self.num_draws, tuple(self.ended), self.seed)
+
+    def start_of(self, pass_number: int) -> Mark:
+        """Return the mark at the beginning of a pass."""
+        return Mark(pass_number, 0, (False,) * len(self.ended), self.seed)
 
     def at(self, mark: Mark, left: Sequence[int | None]) -> Deck:
         """Return a deck of the same draws at another place, where the sources have so much left."""
@@ -197,7 +203,7 @@ class Deck:
                 f"seed={value['seed']}"
             )
         pass_number, num_draws, ended = value["pass"], value["draws"], set(ended)
-        return Mark(pass_number, num_draws, tuple(index in ended for index in range(len(self.ended))))
+        return Mark(pass_number, num_draws, tuple(index in ended for index in range(count)), self.seed)
 
     def _end(self, index: int) -> None:
         self.ended[index] = True

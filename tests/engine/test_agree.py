@@ -151,3 +151,42 @@ def test_dtypes_may_differ_between_loaders(tmp_path):
     two = parquet(tmp_path / "2", x=np.arange(3, dtype=np.float64))
     with make([one, two], stop="all") as mix:
         assert {(mix.source, batch["x"].dtype.str) for batch in mix} == {(0, "<i4"), (1, "<f8")}
+
+
+# -- one type in every batch ------------------------------------------------------------------------------------------
+
+
+def noise(folder, values):
+    table = {"x": pa.array(range(40))} | ({} if values is None else {"noise": pa.array(values, pa.float64())})
+    return penstock.open(make_parquet(folder, [(40,)], columns=lambda rows: table))
+
+
+def test_a_column_is_masked_in_every_batch_of_a_mix_or_in_none(tmp_path):
+    full, nulls, bare = (
+        noise(tmp_path / name, values)
+        for name, values in (("full", [0.5] * 40), ("nulls", [None, 1.0] * 20), ("bare", None))
+    )
+    double = {"transform": lambda batch: {**batch, "x": batch["x"] * 2}}
+    options = {"missing": "null", "stop": "all", "batch_size": 8}
+    for sets, expected in (
+        ((full, full), np.ndarray),
+        ((full, nulls), np.ma.MaskedArray),
+        ((full, bare), np.ma.MaskedArray),
+    ):
+        for each in (({}, {}), (double, {}), (double, double)):
+            with make(list(sets), each=each, **options) as mix:
+                batches = list(mix)
+            assert {type(batch["noise"]) for batch in batches} == {expected}
+            assert {type(batch["x"]) for batch in batches} == {np.ndarray}
+            values = [value for batch in batches for value in batch["noise"].tolist()]
+            assert (values.count(0.5), values.count(None)) == (
+                sum(one is full for one in sets) * 40,
+                {nulls: 20, bare: 40}.get(sets[1], 0),
+            )
+
+
+def test_a_mix_inside_a_mix_masks_the_same_columns(tmp_path):
+    full, nulls = noise(tmp_path / "full", [0.5] * 40), noise(tmp_path / "nulls", [None, 1.0] * 20)
+    inner = penstock.mix([(ds.loader(batch_size=8), 1.0) for ds in (full, nulls)], stop="all")
+    with penstock.mix([(inner, 1.0), (full.loader(batch_size=8), 1.0)], stop="all") as mix:
+        assert {type(batch["noise"]) for batch in mix} == {np.ma.MaskedArray}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.testing import make_parquet
 from tests.engine.mixes import three_sets
 
 FRAMEWORKS = ["torch", "tensorflow", "jax"]
@@ -66,3 +68,16 @@ def test_options_beside_a_mix_are_refused(sets, name):
         face(name)(mix, batch_size=4, seed=3)
     with pytest.raises(TypeError, match="needs batch_size="):
         face(name)(sets[0])
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("other", [{}, {"noise": pa.array([None, 1.0] * 20)}], ids=["absent", "nulls"])
+def test_every_batch_of_a_mix_has_the_same_keys(tmp_path, name, other):
+    full = {"noise": pa.array([0.5] * 40)}
+    loaders = []
+    for number, extra in enumerate((full, other)):
+        columns = {"x": pa.array(range(40))} | extra
+        data = make_parquet(tmp_path / str(number), [(40,)], columns=lambda rows, columns=columns: columns)
+        loaders.append(penstock.open(data).loader(batch_size=8))
+    with face(name)(penstock.mix([(one, 1.0) for one in loaders], stop="all", missing="null")) as batches:
+        assert {frozenset(batch) for batch in batches} == {frozenset({"x", "noise", "noise_valid"})}

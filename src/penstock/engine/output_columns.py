@@ -2,8 +2,9 @@
 
 `describe_columns` is for frameworks that must know what a batch looks like when a loader is made; it reads no data, and
 footers only where somebody asks for nulls. `Agreed` gives the batches of several loaders the same columns: `Mix` asks
-once what each loader gives and adds nulls for what is absent. Columns are compared by name: a batch comes from one
-loader, so dtypes and shapes may differ. Only where a transform makes the columns, one batch is read.
+once what each loader gives, adds nulls for what is absent, and masks in all batches what is masked in some. Columns are
+compared by name: a batch comes from one loader, so dtypes and shapes may differ. Only where a transform makes the
+columns, one batch is read.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
     Nulls = Callable[[int], Any]
     """Makes a column of that many nulls."""
-    Given = Mapping[str, Nulls]
-    """The columns that a loader gives, in its order."""
+    Given = Mapping[str, tuple[Nulls, bool | None]]
+    """The columns that a loader gives, in its order, and whether they are masked arrays; None: they cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class Agreed:
     """Those of the first loader in its order, then what the next ones add."""
     fill: bool
     """Whether absent columns become nulls; False: they are an error."""
+    masked: frozenset[str]
+    """Columns that are masked arrays in every batch, as some loader has them so or lacks them."""
 
     @classmethod
     def of(cls, given: Sequence[Given | None], *, fill: bool) -> Agreed:
@@ -109,10 +112,11 @@ class Agreed:
         Raises:
             SchemaError: they differ, and `fill` is not set.
         """
-        union: dict[str, Nulls] = {}
+        union: dict[str, tuple[Nulls, bool | None]] = {}
         for one in given:
-            for name, nulls in (one or {}).items():
-                union.setdefault(name, nulls)
+            for name, (nulls, masked) in (one or {}).items():
+                first, before = union.get(name, (nulls, masked))
+                union[name] = first, masked or before
         lacks = {
             index: [name for name in union if name not in one] for index, one in enumerate(given) if one is not None
         }
@@ -122,12 +126,14 @@ class Agreed:
             if any(MASK in names for names in lacks.values()):
                 text += f"give all of them remainder='pad' or none ({MASK!r} comes with it), "
             raise SchemaError(text + "or pass missing='null' to have nulls instead")
-        return cls(union, fill)
+        absent = {name for names in lacks.values() for name in names}
+        masked_names = {name for name, (_, masked) in union.items() if masked or (masked is False and name in absent)}
+        return cls(union, fill, frozenset(masked_names))
 
     def complete(self, batch: Batch, index: int) -> Batch:
         """Return the batch of loader `index` with all columns, in the agreed order; as it is where nothing is to do."""
         if tuple(batch) == tuple(self.columns):
-            return batch
+            return self._mask(batch) if self.masked else batch
         unknown = [name for name in batch if name not in self.columns]
         absent = [name for name in self.columns if name not in batch]
         if unknown or (absent and not self.fill):
@@ -136,7 +142,12 @@ class Agreed:
                 "transform must give the same columns for every batch"
             )
         num_rows = len(next(iter(batch.values()), ()))
-        return {name: batch[name] if name in batch else nulls(num_rows) for name, nulls in self.columns.items()}
+        columns = self.columns.items()
+        return self._mask({name: batch[name] if name in batch else nulls(num_rows) for name, (nulls, _) in columns})
+
+    def _mask(self, batch: Batch) -> Batch:
+        plain = [name for name in self.masked if type(batch[name]) is np.ndarray and not batch[name].dtype.hasobject]
+        return {**batch, **{name: mask(batch[name], None, always=True) for name in plain}} if plain else batch
 
 
 def columns_given(loader: BaseLoader, index: int) -> Given | None:
@@ -157,11 +168,21 @@ def columns_given(loader: BaseLoader, index: int) -> Given | None:
                 f"loader {index} of the mix has a transform, and what columns it makes was not found out from its "
                 f"first batch: {error}"
             ) from error
-        return None if batch is None else {name: _nulls_like(name, values) for name, values in batch.items()}
+        if batch is None:
+            return None
+        stacked = {
+            name: isinstance(values, np.ma.MaskedArray)
+            for name, values in batch.items()
+            if name != MASK and isinstance(values, np.ndarray) and not values.dtype.hasobject
+        }
+        return {name: (_nulls_like(name, values), stacked.get(name)) for name, values in batch.items()}
     pads, names = padded_columns(loader.stages), output_columns(loader.stages) or []
     columns = [column for column in loader._inputs.columns if column.name in names]
-    found: dict[str, Nulls] = {column.name: _nulls_of(column, pads.get(column.name)) for column in columns}
-    return found | {MASK: _all_valid} if loader.pads else found
+    found: dict[str, tuple[Nulls, bool | None]] = {}
+    for column in columns:
+        masked = column.masked if column.form in ("fixed", "cells") and column.name not in pads else None
+        found[column.name] = _nulls_of(column, pads.get(column.name)), masked
+    return found | {MASK: (_all_valid, None)} if loader.pads else found
 
 
 def _nulls_of(column: Column, padding: Padding | None) -> Nulls:
@@ -193,8 +214,8 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], num_rows: int) -> Any:
     if dtype.kind in "SU" or dtype.names:  # only transforms make these; nothing is said about what is below the mask
         return np.ma.MaskedArray(np.zeros((num_rows, *shape), dtype), mask=True)
     values = np.empty((num_rows, *shape), dtype)
-    found = mask(values, np.zeros(num_rows, np.bool_))
-    values[...] = getattr(found, "fill_value", 0)
+    found: Any = mask(values, np.zeros(num_rows, np.bool_), always=True)
+    values[...] = found.fill_value
     return found
 
 

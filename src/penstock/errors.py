@@ -19,6 +19,7 @@ PenstockError (Exception)
     StoreRefused (PermissionError)  access denied, or no valid credentials; carries .url
   BadFile (OSError)                 a file, row group or page that cannot be read; carries .path .row_group .column
     FileChanged                     a file is not the one that was opened; on_error="skip" does not skip it
+  SourceError (RuntimeError)        a source returned other rows or columns than it was asked for; never skipped
   DecodeError (ValueError)          a cell that cannot be decoded; carries .path .row_group .row .column
   TransformError (RuntimeError)     the user's transform failed or broke its contract
   PlanError (ValueError)            options that cannot be planned
@@ -149,6 +150,10 @@ class BadFile(PenstockError, OSError):
 
 class FileChanged(BadFile):
     """A file was written again since the dataset was opened; its rows are never skipped."""
+
+
+class SourceError(PenstockError, RuntimeError):
+    """A source broke its contract: it returned other rows or columns than were requested."""
 
 
 class DecodeError(PenstockError, ValueError, RuntimeError):

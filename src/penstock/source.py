@@ -5,21 +5,23 @@ A `Source` is a list of chunks (a row group, some samples of a shard) with the f
 `penstock.register_source` adds others. Everything above (plan, engine, `Dataset`, frameworks) uses these names only.
 
 A source is a value: it pickles, is the same in every process that opens the same data, and all its methods may be
-called from several threads at once. `penstock.testing.SourceTests` checks an implementation.
+called from several threads at once. `penstock.testing.source_suite.SourceTests` checks one.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from penstock.codecs import Cells
+from penstock.errors import PenstockError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -37,6 +39,7 @@ __all__ = [
     "Statistics",
     "may_hold_nulls",
     "pack_mask",
+    "read_chunk",
     "read_table",
 ]
 
@@ -223,9 +226,57 @@ class Source(Protocol):
         """Return where a chunk, or a row of it, lies: for messages."""
 
 
+def read_chunk(source: Source, chunk: int, columns: Sequence[str], *, limit_bytes: int | None = None) -> ChunkData:
+    """Return what `source.read` returns, once it is known to have the rows and columns that were requested.
+
+    The engine, random access and filters read through this function. Costs nothing for each row.
+
+    Raises:
+        SourceError: The source returned something else; never skipped.
+        StoreUnavailable, StoreRefused: It raised an error that says so, such as TimeoutError; never skipped.
+        PenstockError: As the source raised it. `BadFile`, except for `FileChanged`, may be skipped.
+        Exception: Any other error of the source, unchanged but for a note of the location; never skipped.
+    """
+    try:
+        data = source.read(chunk, columns, limit_bytes=limit_bytes)
+    except PenstockError:
+        raise
+    except Exception as error:
+        from penstock.storage.faults import store_error  # late: only errors need it
+
+        place = source.locate(chunk)
+        known = store_error(error, place.path)
+        if known is not None:
+            raise known from error
+        if isinstance(error, StopIteration):  # would end the loop of the consumer
+            raise SourceError(f"cannot read {place}: the source raised StopIteration") from error
+        error.add_note(f"while reading {place}")
+        raise
+    import pyarrow as pa
+
+    num_rows = int(source.facts.chunk_rows[chunk])
+    if isinstance(data, pa.Table):
+        if data.num_rows == num_rows and data.column_names == list(columns):
+            return data
+        came = f"{data.num_rows} rows of the columns {data.column_names}"
+    elif not isinstance(data, Mapping):
+        came = f"a {type(data).__name__}"
+    else:
+        kinds = pa.Array | pa.ChunkedArray | Cells
+        lengths = {name: len(one) if isinstance(one, kinds) else type(one).__name__ for name, one in data.items()}
+        if lengths == dict.fromkeys(columns, num_rows):
+            return data
+        came = f"columns of these lengths: {lengths}"
+    raise SourceError(
+        f"{source.locate(chunk)}: the source returned {came}; wanted, by its facts, are {num_rows} rows of the columns "
+        f"{list(columns)}, as a pyarrow.Table or as Arrow arrays and Cells by name; this is a defect of "
+        f"{type(source).__name__}.read, or the data has changed"
+    )
+
+
 def read_table(source: Source, chunk: int, columns: Sequence[str]) -> pa.Table:
-    """Return columns of a chunk as one Arrow table; `Cells` are copied into it."""
-    data = source.read(chunk, columns)
+    """Return columns of a chunk as one Arrow table; `Cells` are copied into it. Raises as `read_chunk`."""
+    data = read_chunk(source, chunk, columns)
     import pyarrow as pa
 
     if isinstance(data, pa.Table):

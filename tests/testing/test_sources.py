@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock.codecs import Cells, NdarrayCodec
 from penstock.dataset import open_parquet
-from penstock.errors import PlanError, SchemaError
+from penstock.errors import PlanError, SchemaError, SourceError
 from penstock.source import Location, SourceFacts
 from penstock.testing import FaultySource, MemorySource
 from penstock.testing.source_suite import PART_ROWS, SourceTests, suite_table
@@ -232,7 +232,7 @@ class Wrong(MemorySource):
 def test_the_suite_notices_a_mistake(mistake, test):
     made, reference = Wrong(mistake), MemorySource(suite_table(sum(PART_ROWS)), PART_ROWS)
     arguments = (made, reference) if test.endswith("their_order") else (made,)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, SourceError, pytest.fail.Exception)):
         getattr(SourceTests(), test)(*arguments)
     good = (reference, reference) if test.endswith("their_order") else (reference,)
     getattr(SourceTests(), test)(*good)

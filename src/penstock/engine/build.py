@@ -23,7 +23,7 @@ from penstock.engine.locate import Locator
 from penstock.engine.picks import Picks
 from penstock.halt import until
 from penstock.options import MEMORY_BYTES
-from penstock.storage.faults import store_error
+from penstock.source import read_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,7 +188,8 @@ class Builder:
             return kept
         try:
             with until(self.halted):  # a store that is waited for does not delay the end
-                data = self.source.read(chunk, [column.name for column in self.columns], limit_bytes=self.limit_bytes)
+                names = [column.name for column in self.columns]
+                data = read_chunk(self.source, chunk, names, limit_bytes=self.limit_bytes)
             made = make_chunk(chunk, data, self.columns, self.selection.rows_of(chunk), skip=self.skip)
             if self.arena is not None:
                 made = replace(made, slot=self.arena.put(made.parts))
@@ -196,8 +197,8 @@ class Builder:
                 self.shelf.put(made)
         except CellLost as error:
             return LostChunk(chunk, self.locator.decode_error(chunk, error.row, error))
-        except Exception as error:  # noqa: BLE001 -- raised, with its cause, by the batch that needs a row of it
-            return LostChunk(chunk, store_error(error, self.source.locate(chunk).path) or error)
+        except Exception as error:  # noqa: BLE001 -- raised by the batch that needs a row of it
+            return LostChunk(chunk, error)
         self.stats.read(time.perf_counter() - began, made.num_bytes)
         return made
 

@@ -18,7 +18,7 @@ from penstock.engine.gather import Chunk, Gathered, LostChunk
 from penstock.engine.gather_values import CellLost
 from penstock.engine.picks import Picks
 from penstock.engine.stages import Batch, BatchOrigin, Fold, Lost, refold, run_stages, stage_of
-from penstock.errors import BudgetError, CodecError, FileChanged, SchemaError, StoreError, TransformError
+from penstock.errors import BadFile, BudgetError, CodecError, DecodeError, FileChanged, TransformError
 from penstock.halt import until
 
 if TYPE_CHECKING:
@@ -166,11 +166,12 @@ def _batch_around(
             here = chunk[lo:hi] == number
             bad |= here if isinstance(one, LostChunk) else here & np.isin(row[lo:hi], list(one.damaged))
     for index in dict.fromkeys(chunk[lo:hi][bad].tolist()):
-        # Files that disagree, have changed or cannot be fetched are not damaged: skipping would lose good rows.
-        if not builder.skip or isinstance(
-            getattr(chunks[index], "error", None), BudgetError | FileChanged | SchemaError | StoreError
+        # Only damage is skipped: a store that fails, a file that has changed or a bug of a source would lose good rows.
+        error = getattr(chunks[index], "error", None)
+        if error is not None and (
+            not builder.skip or not isinstance(error, BadFile | DecodeError) or isinstance(error, FileChanged)
         ):
-            raise builder.locator.read_error(cast("LostChunk", chunks[index]))
+            raise error
     rows = np.arange(lo, hi)
     gone = tuple(builder.locator.skipped_in(chunks[int(chunk[i])], int(row[i])) for i in rows[bad])
     rows = rows[~bad]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from penstock.engine.gather import LostChunk
-from penstock.errors import BadFile, BudgetError, DecodeError, SchemaError, StoreError
+from penstock.errors import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,18 +57,6 @@ class Locator:
             'load with on_error="skip" to leave such rows out',
             path=place.path, row_group=place.part, row=place.row, column=error.column,
         )  # fmt: skip
-
-    def read_error(self, lost: LostChunk) -> Exception:
-        """Return the error of a chunk that could not be read."""
-        error = lost.error
-        if isinstance(error, (BadFile, BudgetError, DecodeError, SchemaError, StoreError)):
-            return error
-        place = self.source.locate(lost.index)
-        failure = BadFile(
-            f"cannot read {place}: {type(error).__name__}: {error}", path=place.path, row_group=place.part
-        )
-        failure.__cause__ = error
-        return failure
 
     def skipped(self, chunk: int, row: int, column: str, reason: str) -> Skipped:
         """Return the entry of a row in the list of skipped rows."""

@@ -21,6 +21,7 @@ from penstock.engine.host import default_workers
 from penstock.engine.picks import Picks
 from penstock.engine.stages import BatchOrigin, run_stages
 from penstock.progress import progress
+from penstock.source import read_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -83,7 +84,7 @@ def _read_all(builder: Builder, wanted: list[tuple[int, NDArray[np.int64]]]) -> 
 def _read(builder: Builder, chunk: int, rows: NDArray[np.int64]) -> Chunk:
     names = [column.name for column in builder.columns]
     data, selected = (
-        builder.source.read(chunk, names, limit_bytes=builder.limit_bytes),
+        read_chunk(builder.source, chunk, names, limit_bytes=builder.limit_bytes),
         builder.selection.rows_of(chunk),
     )
     try:
@@ -110,7 +111,7 @@ def scan_column(builder: Builder, counts: NDArray[np.int64]) -> Generator[NDArra
 def _values(builder: Builder, index: int) -> Any:
     found = builder.read(index, last=True)
     if isinstance(found, LostChunk):
-        raise builder.locator.read_error(found)
+        raise found.error
     num_rows = found.num_rows
     rows = Runs([found], [(0, num_rows)], views=False)
     try:

@@ -51,6 +51,12 @@ UNAVAILABLE = {
     "aiohttp payload": named("ClientPayloadError"),
     "gcsfs": named("HttpError", code=429),
     "azure": named("HttpResponseError", status_code=500),
+    "lost connection of paramiko": EOFError(),
+    "paramiko": named("SSHException"),
+    "aiohttp disconnected": named("ServerDisconnectedError"),
+    "google": named("ServiceUnavailable"),
+    "bad request": named("ClientResponseError", OSError, status=400),
+    "botocore time-out of a body": botocore("RequestTimeout", 400),
     "requests": named("HTTPError", OSError, response=_Response()),
     "requests connection": named("ConnectionError", OSError),
     "botocore": botocore("SlowDown", 503),
@@ -82,10 +88,15 @@ GONE = {
     "local": FileNotFoundError(errno.ENOENT, "No such file"),
     "botocore": botocore("NoSuchKey", 404),
     "aiohttp": named("ClientResponseError", status=404),
+    "status of an OSError": named("HTTPError", OSError, status=404),
+    "no longer": named("HTTPError", OSError, status=410),
     "arrow s3": OSError("AWS Error NO_SUCH_BUCKET during HeadObject operation"),
-    "other etag": named("HttpResponseError", status_code=412),
     "ours": DatasetNotFound("nothing there"),
     "fsspec http": caused(FileNotFoundError("http://x"), named("ClientResponseError", status=404)),
+}
+CHANGED = {
+    "other etag": named("HttpResponseError", status_code=412),
+    "shorter": botocore("InvalidRange", 416),
 }
 NEITHER = {
     "damaged page": OSError("Corrupt snappy compressed data."),
@@ -101,11 +112,14 @@ NEITHER = {
 }
 
 
+KINDS = {"unavailable": UNAVAILABLE, "refused": REFUSED, "gone": GONE, "changed": CHANGED, None: NEITHER}
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
         pytest.param(error, kind, id=f"{kind}: {name}")
-        for kind, errors in (("unavailable", UNAVAILABLE), ("refused", REFUSED), ("gone", GONE), (None, NEITHER))
+        for kind, errors in KINDS.items()
         for name, error in errors.items()
     ],
 )

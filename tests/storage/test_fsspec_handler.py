@@ -1,12 +1,14 @@
 """fsspec stores whose requests fail: an error says so; nothing vanishes, and no dataset is taken for a free place."""
 
+import errno
+
 import fsspec
 import numpy as np
 import pytest
 from pyarrow.fs import FileSelector, FileType, FSSpecHandler, PyFileSystem
 
 import penstock
-from penstock.errors import DatasetExists, DatasetNotFound, StoreRefused, StoreUnavailable
+from penstock.errors import BadFile, DatasetExists, DatasetNotFound, FileChanged, StoreRefused, StoreUnavailable
 from penstock.storage import to_arrow_filesystem, walk
 from penstock.storage.faults import ATTEMPTS
 from penstock.storage.store import FileSystemStore
@@ -148,3 +150,38 @@ def test_an_object_store_is_listed_by_one_request(monkeypatch):
     monkeypatch.setattr(ObjectStore, "error", ConnectionResetError("reset by peer"))
     with pytest.raises(StoreUnavailable):
         walk(to_arrow_filesystem(store), "/b/d")
+
+
+class Answer(OSError):
+    def __init__(self, status):
+        super().__init__(f"{status} error")
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (EOFError(), StoreUnavailable),
+        (OSError(errno.ENOSPC, "No space left on device"), StoreUnavailable),
+        (OSError("something odd"), StoreUnavailable),
+        (Answer(400), StoreUnavailable),
+        (Answer(416), FileChanged),
+        (Answer(412), FileChanged),
+    ],
+    ids=["EOFError", "ENOSPC", "no errno", "400", "416", "412"],
+)
+def test_no_answer_of_a_store_counts_as_damage(root, error, kind):
+    faults = []
+    ds = penstock.open(root, filesystem=FaultyFsspec(fault=lambda _: faults[0] if faults else None))
+    with ds.loader(batch_size=10, on_error="skip", rank=0, world=1) as loader:
+        faults.append(error)
+        with pytest.raises(kind, match=r"data/day="):
+            list(loader)
+        assert loader.skipped == []
+
+
+@pytest.mark.parametrize("error", [Answer(404), Answer(410), FileNotFoundError("gone")], ids=["404", "410", "local"])
+def test_a_file_that_is_gone_is_said_to_be(root, error):
+    fs = FaultyFsspec(fault=lambda path: error if "day=7/" in path else None)
+    with pytest.raises(BadFile, match="it is not there"):
+        penstock.open(root, filesystem=fs)

@@ -1,4 +1,4 @@
-"""Tell what an error says about its store: unavailable, refused, gone, or nothing.
+"""Tell what an error says about its store: unavailable, refused, gone, changed, or nothing.
 
 `faults` asks when a request has failed. Clients of stores have error classes of their own; they are recognised by
 attributes, names and text, so that no client has to be imported.
@@ -15,7 +15,7 @@ from penstock.errors import PenstockError, StoreError, StoreRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    Fault = Literal["unavailable", "refused", "gone"]
+    Fault = Literal["unavailable", "refused", "gone", "changed"]
 
 _UNAVAILABLE_ERRNOS = frozenset(
     getattr(errno, name)
@@ -28,12 +28,14 @@ _UNAVAILABLE_ERRNOS = frozenset(
 )  # fmt: skip
 _UNAVAILABLE_CLASSES = frozenset({
     "ChunkedEncodingError", "ClientConnectionError", "ClientPayloadError", "ConnectTimeoutError",
-    "ConnectionClosedError", "ConnectionError", "EndpointConnectionError", "HTTPClientError", "IncompleteRead",
-    "IncompleteReadError", "MaxRetryError", "MemoryError", "ProtocolError", "ReadTimeoutError",
-    "ResponseStreamingError", "SSLError", "ServiceRequestError", "ServiceResponseError", "Timeout", "TimeoutError",
+    "ConnectionClosedError", "ConnectionError", "DeadlineExceeded", "EOFError", "EndpointConnectionError",
+    "HTTPClientError", "IncompleteRead", "IncompleteReadError", "MaxRetryError", "MemoryError", "ProtocolError",
+    "ReadTimeoutError", "ResponseStreamingError", "RetryError", "SSHException", "SSLError", "ServerDisconnectedError",
+    "ServiceRequestError", "ServiceResponseError", "ServiceUnavailable", "Timeout", "TimeoutError", "TooManyRequests",
     "TransportError", "gaierror", "herror",
 })  # fmt: skip
-"""Of botocore, aiohttp, urllib3, requests, azure-core, google-auth, http.client and Python itself."""
+"""Of botocore, aiohttp, urllib3, requests, azure-core, google-api-core, google-auth, paramiko, http.client and Python
+itself. An EOFError is what paramiko makes of a lost connection; no reader of ours raises it for damaged data."""
 _REFUSED_CLASSES = frozenset({
     "ClientAuthenticationError", "CredentialRetrievalError", "CredentialUnavailableError", "DefaultCredentialsError",
     "NoAuthTokenError", "NoCredentialsError", "PartialCredentialsError", "PermissionError", "RefreshError",
@@ -98,15 +100,15 @@ def _fault(error: BaseException) -> Fault | None:
     if status is not None:
         if status in (401, 403, 407):
             return "refused"
-        if status in (404, 410, 412):
+        if status in (404, 410):
             return "gone"
-        if status in (408, 425, 429) or status >= 500:
-            return "unavailable"
+        if status in (412, 416):  # another entity tag, or shorter
+            return "changed"
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & _REFUSED_CLASSES:
         return "refused"
-    # An answer that is none of the above is still an answer of a store, not a damaged page.
-    if names & _UNAVAILABLE_CLASSES or (code is not None and isinstance(error, OSError)):
+    # Any other answer (5xx, 429, 400 with S3's RequestTimeout) is still one of a store, not a damaged page.
+    if names & _UNAVAILABLE_CLASSES or code is not None or status is not None:
         return "unavailable"
     return "unavailable" if getattr(error, "errno", None) in _UNAVAILABLE_ERRNOS else None
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import pyarrow as pa
 from pyarrow.fs import FileType
 
+from penstock.errors import PenstockError
 from penstock.halt import inherited
 from penstock.storage.fault_kinds import fault_of
 from penstock.storage.faults import attempt
@@ -113,10 +114,24 @@ class RemoteStore(FileSystemStore):
         def plain() -> T:
             try:
                 return request()
-            except OSError as error:
-                # Nothing is decoded here, so that an error without any details is not one of the data either.
-                if error.errno is None and type(error) is OSError and fault_of(error) is None:
-                    raise ConnectionError(str(error)) from error
+            except (
+                PenstockError,
+                FileExistsError,
+                FileNotFoundError,
+                IsADirectoryError,
+                NotADirectoryError,
+                ValueError,
+            ):
+                raise
+            except Exception as error:
+                fault = fault_of(error)
+                if fault == "gone":
+                    raise FileNotFoundError(f"{path} is not there: {error}") from error
+                if fault == "changed":
+                    raise file_changed(self, path, f"the store answered: {error}") from error
+                if fault is None and isinstance(error, OSError):
+                    # Nothing is decoded here: any other error, such as a full disk of a local copy, is not of the data.
+                    raise ConnectionError(f"{type(error).__name__}: {error}") from error
                 raise
 
         return attempt(plain, self.url(path))

@@ -25,7 +25,7 @@ from penstock.engine.loader import Loader
 from penstock.engine.stages import FilterRows, Fold
 from penstock.errors import LoaderClosed, NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.keywords import LoaderKeywords, PlanKeywords, check_keywords, show_keywords
-from penstock.openers import find_opener
+from penstock.openers import check_path, find_opener
 from penstock.options import LoaderOptions, one_of
 from penstock.plan.order import RowGrouping
 from penstock.rows import DatasetRows
@@ -121,6 +121,8 @@ def _source_of(source: Any, columns: Iterable[Any] | None, options: dict[str, An
             raise TypeError(f"{next(iter(given))}= is for opening a URL; this source is open already")
         taken: Source = source
         return taken
+    if not isinstance(source, str):
+        check_path(source)
     has_scheme = isinstance(source, str) and "://" in source
     opener = find_opener(source) if has_scheme and "filesystem" not in given else None
     if opener is not None:

@@ -14,6 +14,7 @@ from penstock.engine.base_loader import BaseLoader
 from penstock.engine.loader import Loader
 from penstock.errors import PlanError
 from penstock.keywords import OPENING, FrameworkKeywords, check_keywords
+from penstock.openers import check_path
 from penstock.options import LoaderOptions
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ def dataset_and_options(
     A URL (or whatever else `penstock.open` takes) is opened; a dataset is narrowed to `columns` and `filters`.
 
     Raises:
-        TypeError: A keyword that is not in the signature of `function`, which messages call `owner`; no `batch_size`.
+        TypeError: A keyword that is not in the signature of `function`, which messages call `owner`; no `batch_size`;
+            data or a stream instead of a dataset or URL.
         PlanError: `storage_options` or `filesystem` for a dataset that is open already.
     """
     given = check_keywords(options, function, owner=owner)
+    if not isinstance(dataset_or_url, Dataset):
+        check_path(dataset_or_url)
     if batch_size is None:
         raise TypeError(f"{owner}() needs batch_size=, the rows of a batch on each rank")
     opening = {name: value for name in OPENING if (value := given.pop(name, None)) is not None}

@@ -7,6 +7,7 @@ Nothing that a dataset stores is ever imported by its path.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.errors import PlanError
@@ -59,6 +60,20 @@ def find_opener(url: Any) -> Opener | None:
     if not found:
         return None
     return _OPENERS.get(scheme) or (None if _is_store(scheme) else find_installed(ENTRY_POINTS, scheme))
+
+
+def check_path(value: Any) -> None:
+    """Raise TypeError for data given where a path is wanted: iterating it would read it all as a list of paths."""
+    if not isinstance(value, Mapping) and not any(
+        hasattr(value, name) for name in ("columns", "column_names", "native", "received")
+    ):
+        return
+    what = "write it first, with penstock.write(data, path)"
+    if hasattr(value, "loader"):
+        what = "it is open already"
+    elif any(hasattr(value, name) for name in ("native", "received", "stream")):
+        what = "pass the dataset or the path that it was made from"
+    raise TypeError(f"a path or URL, a list of them or a Source is wanted; got {type(value).__name__}: {what}")
 
 
 def _is_store(scheme: str) -> bool:

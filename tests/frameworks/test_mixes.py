@@ -81,3 +81,9 @@ def test_every_batch_of_a_mix_has_the_same_keys(tmp_path, name, other):
         loaders.append(penstock.open(data).loader(batch_size=8))
     with face(name)(penstock.mix([(one, 1.0) for one in loaders], stop="all", missing="null")) as batches:
         assert {frozenset(batch) for batch in batches} == {frozenset({"x", "noise", "noise_valid"})}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_loaders_of_a_framework_are_not_mixed(sets, name):
+    with pytest.raises(TypeError, match="give the mix to a framework's loader function"):
+        penstock.mix([(face(name)(sets[0], batch_size=4), 1.0)])

@@ -30,6 +30,13 @@ class BaseLoader(StreamedPasses):
     LoaderClosed if it is asked for more.
     """
 
+    def __getitem__(self, index: Any) -> Any:
+        """Raise TypeError: batches come in order only."""
+        raise TypeError(
+            "a loader is iterated, not indexed: dataset[i] and dataset.take() give rows by number, and "
+            "penstock.torch.loader takes the place of a torch DataLoader"
+        )
+
     def __len__(self) -> int:
         """Return the batches that this iteration gives in all, or that the next one will; exact, constant meanwhile."""
         self._progress.settle()

@@ -409,7 +409,8 @@ def _pair(index: int, pair: Any) -> tuple[BaseLoader, float]:
     loader, weight = pair
     if not isinstance(loader, BaseLoader):
         raise TypeError(
-            f"a mix takes loaders, as Dataset.loader and mix give them; item {index} is a {type(loader).__name__}"
+            f"a mix takes loaders, as Dataset.loader and mix give them; item {index} is a {type(loader).__name__} "
+            f"of {type(loader).__module__}; give the mix to a framework's loader function, not its loaders to a mix"
         )
     if isinstance(weight, bool) or not isinstance(weight, Real) or not float(weight) > 0:
         raise PlanError(f"weights must be numbers above 0; that of loader {index} is {weight!r}")

@@ -88,7 +88,7 @@ class Plan:
             how = f"rows shuffled over {lanes:,} {plural} in blocks of {block:,} rows, seed {order.seed}"
         even, rest = self.least_steps == self.max_steps, self.num_left % share.world
         steps = f"{self.max_steps:,}" if even else f"{self.least_steps:,} to {self.max_steps:,}"
-        ranks = "1 rank" if share.world == 1 else f"each of {share.world:,} ranks"
+        ranks = "1 rank (world=1)" if share.world == 1 else f"each of {share.world:,} ranks"
         left = ""
         if rest and share.remainder != "uneven":
             padding = f"; rows of padding: {share.world - rest:,}"

@@ -58,6 +58,8 @@ class State:
             raise StateMismatch(f"a state is the dict that state_dict() gave; got {type(value).__name__}{hint}")
         if _entry(value, "version", int) != VERSION:
             raise StateMismatch(f"state has version {value['version']}, this Penstock knows {VERSION}; update Penstock")
+        if "loaders" in value:
+            raise StateMismatch("this is the state of a mix; load it into a mix of the same loaders")
         name = _entry(value, "order", str)
         kinds = {f"{kind}-1": kind for kind in get_args(Kind)}
         if name not in kinds:

@@ -1,7 +1,7 @@
 """Read and write files on remote stores, by few requests that run in parallel and are repeated after faults.
 
-`RemoteStore` implements `Store` over any `pyarrow.fs` filesystem. `coalesce` merges near ranges, long ones are split;
-`open_ranges` makes a file for pyarrow's readers of ranges that are in memory already.
+`RemoteStore` implements `Store` over any `pyarrow.fs` filesystem. `coalesce` merges neighbouring ranges, long ones are
+split; `open_ranges` makes a file for pyarrow's readers of ranges that are in memory already.
 """
 
 # ruff: noqa: D102 -- `Store` describes the methods of `RemoteStore`

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
@@ -210,3 +211,17 @@ def environment():
     import os
 
     return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+
+def test_the_limit_runs_for_a_while_where_a_few_batches_are_measured(folder, monkeypatch):
+    asked, run = [], Limit.run
+
+    def spy(limit, seconds, tick):
+        asked.append(seconds)
+        return run(limit, min(seconds, 0.05), tick)
+
+    monkeypatch.setattr(Limit, "run", spy)
+    result = measure(penstock.open(folder), quick(batches=1, seconds=3.0, warm_up_s=0.0, rounds=1))
+    assert min(asked) >= 0.5
+    assert "s only, mostly with batches that were ready before: measure more" in str(replace(result, timed_s=0.01))
+    assert "ready before" not in str(replace(result, timed_s=3.0))

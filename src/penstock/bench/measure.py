@@ -61,7 +61,8 @@ class Workload:
     seconds: float = 3.0
     """Length of each timed interval."""
     batches: int | None = None
-    """Batches of each timed interval of the loader, instead of `seconds`; the limit then runs for as long."""
+    """Batches of each timed interval of the loader, instead of `seconds`; the limit then runs for as long, but for
+    half a second at least if `seconds` allows it."""
     warm_up_s: float = 1.0
     """How long a loader runs before it is timed; at least one batch."""
     rounds: int = 3
@@ -85,6 +86,10 @@ class Workload:
         return self.rounds * (self.warm_up_s + 2 * self.seconds)
 
 
+_LEAST_S = 0.5
+"""Shorter intervals say little: what waits ready counts, and threads have to start."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """The result of all rounds."""
@@ -100,6 +105,8 @@ class Result:
     """What the limit did."""
     first_s: float
     """From creating the loader to its first batch, in the first round; no data file was read before."""
+    timed_s: float
+    """The shortest timed interval of the loader."""
     peak_bytes: int | None
     """Peak memory of this process, including the limit and the framework; None if unknown."""
     report: str
@@ -132,12 +139,18 @@ class Result:
         ours, limit = statistics.median(self.ours), statistics.median(self.limit)
         batches = ours / self.task.options["batch_size"]
         low, high = self.ratios[0], self.ratios[-1]
+        short = ""
+        if self.timed_s < _LEAST_S:
+            short = (
+                f"{'':<22}the loader was timed for {self.timed_s:.3f} s only, mostly with batches that were ready "
+                "before: measure more of them\n"
+            )
         memory = "" if self.peak_bytes is None else f"; peak memory {self.peak_bytes / 1e6:,.0f} MB"
         return (
             f"{f'penstock, {self.task.framework}':<22}{ours:>14,.0f} rows/s{ours * self.row_bytes / 1e6:>10,.1f} "
             f"MB/s{batches:>12,.1f} batches/s; first batch after {self.first_s:.2f} s{memory}\n"
             f"{'limit, by hand':<22}{limit:>14,.0f} rows/s  ({self.limit_work})\n"
-            f"{'ratio':<22}{self.ratio:>14.2f}         ({low:.2f} to {high:.2f} in {len(self.ours)} rounds)\n\n"
+            f"{'ratio':<22}{self.ratio:>14.2f}         ({low:.2f} to {high:.2f} in {len(self.ours)} rounds)\n{short}\n"
             f"{self.report}"
         )
 
@@ -159,12 +172,12 @@ def measure(dataset: Dataset, task: Workload) -> Result:
         for number in range(task.rounds):
             rounds.append(_round(lambda: make(dataset, **task.options, epochs=None), task, look, tick))
             tick.up_to((number + 1) * (task.warm_up_s + task.seconds) + number * task.seconds)
-            rows, seconds = limit.run(rounds[-1].seconds, tick)
+            rows, seconds = limit.run(max(rounds[-1].seconds, min(task.seconds, _LEAST_S)), tick)
             limits.append(rows / seconds)
     return Result(
         task=task, ours=tuple(one.rows / one.seconds for one in rounds), limit=tuple(limits),
         row_bytes=rounds[-1].row_bytes, limit_work=limit.describe(), first_s=rounds[0].first_s,
-        peak_bytes=peak_bytes(), report=rounds[-1].report,
+        timed_s=min(one.seconds for one in rounds), peak_bytes=peak_bytes(), report=rounds[-1].report,
     )  # fmt: skip
 
 

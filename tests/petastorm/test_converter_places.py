@@ -52,7 +52,7 @@ def test_dbfs_has_no_host() -> None:
 
 @pytest.mark.usefixtures("databricks")
 def test_a_folder_of_one_machine_of_a_cluster_is_told() -> None:
-    with pytest.warns(PenstockWarning, match=r"file:///data/x lies on the disk of each machine.*Use dbfs:/"):
+    with pytest.warns(PenstockWarning, match=r"file:///data/x is on the local disk of each machine.*Use dbfs:/"):
         _places.warn_if_not_shared(place_of("file:///data/x", None))
 
 

@@ -125,14 +125,14 @@ def test_ml_vectors_are_lists_of_all_their_values():
 @pytest.mark.parametrize(
     ("column", "dtype", "shape", "match"),
     [
-        (pa.array([[1, 300]]), np.uint8, (2,), "lists hold int64, the field wants uint8.*300"),
-        (pa.array([[1.5]]), np.int32, (1,), "lists hold double, the field wants int32"),
+        (pa.array([[1, 300]]), np.uint8, (2,), "lists hold int64, the field expects uint8.*300"),
+        (pa.array([[1.5]]), np.int32, (1,), "lists hold double, the field expects int32"),
         (pa.array([[1.0], [1e300]]), np.float32, (1,), r"row 6, field 'x': the list holds 1e\+300, which float32 does"),
         (pa.array([[[0.0], [1.0]], [[2.0], [1e6]]]), np.float16, (2, 1), "row 6, field 'x': the list holds 1000000.0"),
         (pa.array([[2049]]), np.float16, (1,), "row 5, field 'x': the list holds 2049, which float16 does not"),
         (pa.array([[0, 1], [5, 0]]), np.bool_, (2,), "row 6, field 'x': the list holds 5, which bool does not"),
-        (pa.array([["1"]]), np.float32, (1,), "lists hold string, the field wants float32"),
-        (pa.array([[1]]), np.str_, (1,), "lists hold int64, the field wants str"),
+        (pa.array([["1"]]), np.float32, (1,), "lists hold string, the field expects float32"),
+        (pa.array([[1]]), np.str_, (1,), "lists hold int64, the field expects str"),
         (pa.array([[1]], pa.list_(pa.timestamp("us"))), np.int64, (1,), r"lists hold timestamp\[us\]"),
         (pa.array([[1, 2, 3]]), np.int64, (2,), r"row 5, field 'x'.*\(2,\)"),
         (pa.array([[[1], [2, 3]]]), np.int64, (2, None), "row 5, field 'x': lists of 1 to 2 values"),

@@ -45,7 +45,7 @@ def test_the_rdd_has_the_fields_asked_for(spark, written):
     with pytest.raises(SchemaError, match="no field matches"):
         dataset_as_rdd(url_of(written), spark, ["nothing"])
     for given, match in [(spark.sparkContext, "SparkContext; the session that belongs"), (None, "None"), ("x", "str")]:
-        with pytest.raises(PlanError, match=f"wanted a SparkSession.*got {match}"):
+        with pytest.raises(PlanError, match=f"expected a SparkSession.*got {match}"):
             dataset_as_rdd(url_of(written), given)
 
 

@@ -61,7 +61,7 @@ def test_a_copy_that_cannot_be_made_is_told(spark, source, tmp_path):
     copy_dataset(spark, source, target, ["id"], None, False, 1, None)
     with pytest.raises(DatasetExists, match=r"exists already.*overwrite_output=True"):
         copy_dataset(spark, source, target, ["id"], None, False, 1, None)
-    with pytest.raises(PlanError, match=r"wanted a SparkSession.*got SparkContext"):
+    with pytest.raises(PlanError, match=r"expected a SparkSession.*got SparkContext"):
         copy_dataset(spark.sparkContext, source, target)
     assert len(penstock.open(target)) == 40  # an error before anything was written leaves what was there
     copy_dataset(spark, source, target, ["id", "tiny"], None, True, 1, None)

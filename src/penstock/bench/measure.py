@@ -216,7 +216,7 @@ def _round(make: Callable[[], Any], task: Workload, look: Callable[[Any], int], 
 def timed_only(report: Report, warm: Mapping[str, float]) -> Report:
     """Return the report without the steps of the warm-up, `warm`: the counters of the loader at its end.
 
-    The wait for the first batch says nothing about a loader that runs forever. At least one step is left.
+    The wait for the first batch does not matter for a loader that runs for a long time. At least one step is left.
     """
     steps = report.steps
     begin = min(max(0, int(warm["batches"]) + 1 - steps.first), len(steps) - 1)

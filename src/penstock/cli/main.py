@@ -24,7 +24,7 @@ _UNITS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; `arguments` defaults to those of the process."""
+    """Run one command and return its exit status; `arguments` defaults to `sys.argv`."""
     options = _parser().parse_args(_current(sys.argv[1:] if arguments is None else arguments))
     try:
         from penstock.cli.commands import run
@@ -72,7 +72,7 @@ def size(text: str) -> int:
     try:
         return int(float(number) * 1024 ** _UNITS[unit])
     except (ValueError, KeyError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M, 1GiB or a number of bytes") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512M, 1GiB or a number of bytes") from None
 
 
 def _parser() -> argparse.ArgumentParser:

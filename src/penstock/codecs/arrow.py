@@ -66,7 +66,7 @@ def objects(array: pa.Array, kind: Objects) -> NDArray[np.object_] | list[Any]:
     independent of the Arrow array, and arrays among them writable (those of one call share one block of memory).
 
     Raises:
-        CellError: A value cannot become what the kind asks for; carries its row.
+        CellError: A value cannot be converted to the kind; carries its row.
     """
     if kind.as_list:
         return _rows(array, kind.item)
@@ -125,7 +125,7 @@ def _flags(valid: NDArray[np.bool_] | None) -> Any:
 
 
 def _each(cells: list[Any], item: Item) -> list[Any]:
-    """Convert cell by cell, a Python loop: the schema asks for another type than is stored."""
+    """Convert cell by cell, a Python loop: the schema declares another type than the stored one."""
     convert = (lambda cell: cell.decode() if isinstance(cell, bytes) else str(cell)) if item is str else Decimal
     found: list[Any] = []
     for row, cell in enumerate(cells):

@@ -2,7 +2,7 @@
 
 Takes an array and the `Fixed` chosen by the schema; returns values and validity. Plain numbers without nulls are a
 view of Arrow's memory for two microseconds a column; everything else is built by whole-array operations. If
-the schema asks for another dtype than the stored one, values are converted; one that does not fit is an error and never
+the schema declares another dtype than the stored one, values are converted; one that does not fit is an error and never
 wraps around. Knows no column names: errors carry the row.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def fixed_view(array: pa.Array, kind: Fixed, *, writable: bool = False) -> Stacked:
     """Return values of shape (len(array), *kind.shape), C-contiguous, and validity, None where no value is null.
 
-    Numbers, dates, timestamps, durations and fixed-size lists of them, without nulls and of the dtype asked for, are
+    Numbers, dates, timestamps, durations and fixed-size lists of them, without nulls and of the requested dtype, are
     views of Arrow's memory; the rest is a copy. Null slots hold the fill: 0, False, NaN or NaT. Validity has the shape
-    (rows,), or that of the values where elements inside a row are null.
+    (rows,), or the shape of the values if elements inside a row are null.
 
     Args:
         array: One array; slices and empty ones too.
@@ -69,7 +69,7 @@ def fixed_view(array: pa.Array, kind: Fixed, *, writable: bool = False) -> Stack
 
 
 def _stored(array: pa.Array, kind: Fixed) -> Stacked:
-    """Return the column in the shape asked for and the dtype it is stored as (text and decimals: the one asked for)."""
+    """Return the column in the requested shape and in its stored dtype (text and decimals: in the requested one)."""
     values, valid = _STACKERS[form_of(array.type)](array, kind)
     values = np.ascontiguousarray(values).reshape(len(array), *kind.shape)
     if valid is not None and valid.ndim > 1:
@@ -147,7 +147,7 @@ def _extension(array: pa.Array, kind: Fixed) -> Stacked:
 
 
 def _list(array: pa.Array, kind: Fixed) -> Stacked:
-    """Stack lists, all of which must have the length that the kind says."""
+    """Stack lists, all of which must have the length of the kind."""
     rows, length, num_rows = lists(array), kind.shape[0], len(array)
     wrong = (rows.stop - rows.start) != length
     if rows.valid is not None:

@@ -44,7 +44,7 @@ class Objects:
     """False: one str, bytes, Decimal or None a row, an object array in a batch. True: rows that are arrays, lists or
     dicts of their own size, a list in a batch."""
     item: np.dtype[Any] | type | None = None
-    """What the innermost values become: a dtype, str, bytes or Decimal; None: as docs/types.md says for their type."""
+    """What the innermost values become: a dtype, str, bytes or Decimal; None: as in docs/types.md for their type."""
 
 
 FORMS = {
@@ -193,9 +193,9 @@ def column_kind(
     Args:
         arrow_type: As stored. A struct gives rows that are dicts; flatten it first to have its fields by path.
         name: The column, for messages.
-        numpy_dtype: What the schema's field says; None takes what docs/types.md says for the stored type. Differing
+        numpy_dtype: The dtype of the schema's field; None: as in docs/types.md for the stored type. Differing
             types are converted value by value when the column is read, and a value that does not fit is an error there.
-        shape: What the schema's field says. Lists of any type are stacked where it has no free dimension.
+        shape: The shape of the schema's field. Lists of any type are stacked if it has no free dimension.
 
     Raises:
         UnsupportedType: The type has no row in docs/types.md, or cannot become `numpy_dtype`.
@@ -208,7 +208,7 @@ def column_kind(
 
 
 def _target(numpy_dtype: Any, name: str) -> np.dtype[Any] | type | None:
-    """Return what a field's numpy_dtype asks for: a dtype, str, bytes, Decimal, or None for no conversion."""
+    """Return what a field's numpy_dtype means: a dtype, str, bytes, Decimal, or None for no conversion."""
     if numpy_dtype is None:
         return None
     if numpy_dtype is Decimal:
@@ -292,7 +292,7 @@ def _shaped(kind: Fixed | Objects, shape: tuple[int | None, ...], name: str, ran
 
 
 def _contradicts(name: str, shape: tuple[int | None, ...], stored: str) -> NoReturn:
-    message = f"column {name!r}: the schema says shape {shape}, the file stores {stored}"
+    message = f"column {name!r}: the schema declares the shape {shape}, the file stores {stored}"
     raise SchemaError(f"{message}; give the field the stored shape, with None for a free dimension")
 
 

@@ -32,7 +32,7 @@ _FIXED_SIZE_BINARY = type_id("FIXED_SIZE_BINARY")
 # Measured for short strings: 27 ns a cell from pyarrow 25 on, 700 ns before; cutting them ourselves costs 110 ns.
 _FAST_PYLIST = int(pa.__version__.split(".", 1)[0]) >= 25
 
-# Exact for every Arrow decimal (76 digits), whatever context the caller has set.
+# Exact for every Arrow decimal (76 digits), in any context of the caller.
 _EXACT = Context(prec=80)
 
 
@@ -92,7 +92,7 @@ def cells_view(
     if form == "null":
         return np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64), validity(array)
     if form not in ("text", "bytes"):
-        raise InternalError(f"cells asked of an array of {array.type}; please report")
+        raise InternalError(f"cells requested of an array of {array.type}; please report")
     array = takeable(array)
     valid = validity(array)
     if array.type.id == _FIXED_SIZE_BINARY:
@@ -139,7 +139,7 @@ def _shares(array: pa.Array) -> bool:
 
 
 def _child(array: pa.Array) -> pa.Array:
-    """Return all values of a list array, whatever its offset."""
+    """Return all values of a list array, for any offset."""
     if form_of(array.type) != "map":
         return array.values
     fields = [pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)]

@@ -215,10 +215,10 @@ class Codec(DataframeColumnCodec):
         field: FieldLike,  # noqa: ARG002 - for subclasses
         cells: Cells,  # noqa: ARG002 - for subclasses
     ) -> NDArray[np.int64] | None:
-        """Return the bytes that each cell takes once it is decoded, as its header says; None: not known before.
+        """Return the bytes that each cell takes once it is decoded, according to its header; None: not known before.
 
         Asked for fields of variable shape, whose cells may claim any size, before they are decoded. Must cost little.
-        A cell whose header is damaged counts 0: decoding it says what is wrong.
+        A cell whose header is damaged counts 0: decoding it reports the damage.
         """
         return None
 
@@ -251,7 +251,7 @@ def has_cells(codec: DataframeColumnCodec | None) -> bool:
 
 
 def storage_type(codec: DataframeColumnCodec, field: FieldLike) -> pa.DataType:
-    """Return the Arrow type of the column a codec writes; Petastorm-style codecs are asked by `spark_dtype()`.
+    """Return the Arrow type of the column a codec writes; for Petastorm-style codecs from `spark_dtype()`.
 
     Without pyspark such a codec cannot name its type, and binary is taken.
     """
@@ -397,7 +397,7 @@ class AsStored(Codec):
         return bytes(value)
 
     def decode(self, unischema_field: Any, value: Any) -> NDArray[np.uint8]:  # noqa: ARG002 - a codec's signature
-        """Return the bytes as an array of its own."""
+        """Return the bytes as a separate array."""
         return np.frombuffer(value, np.uint8).copy()
 
     def decode_list(self, field: FieldLike, cells: Cells) -> list[Any]:  # noqa: ARG002 - a codec's signature

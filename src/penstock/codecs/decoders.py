@@ -39,7 +39,7 @@ def library(name: str) -> Any:
 def pick(image_format: str) -> Iterator[str]:
     """Yield the installed libraries that read and write a format, best first.
 
-    Imported as they are asked for: OpenCV and Pillow, which are seldom needed, cost a third of a second.
+    Imported when needed: OpenCV and Pillow, which are seldom needed, cost a third of a second.
     """
     return (name for name in _ORDER.get(image_format, _OTHERS) if library(name) is not None)
 
@@ -84,7 +84,7 @@ def decode_image(cell: bytes) -> NDArray[Any]:
 
 
 class ImageSize(NamedTuple):
-    """What the header of an image says."""
+    """The header of an image."""
 
     shape: tuple[int, ...]
     """(H, W), or (H, W, channels)."""
@@ -125,7 +125,7 @@ def png_size_bytes(height: int, width: int) -> bytes:
 
 
 def _jpeg_size(cell: bytes | memoryview) -> ImageSize | None:
-    """Return what the first frame header says; goes from marker to marker as libjpeg does, over stray bytes too."""
+    """Return the first frame header; goes from marker to marker as libjpeg does, over stray bytes too."""
     at = 2
     while at < len(cell) - 9:
         if cell[at] != 0xFF:

@@ -1,7 +1,7 @@
 """Images as PNG, JPEG or any other file that OpenCV writes, decoded straight into the batch.
 
 The column path calls the fastest library on each cell with the row of `out` as its target, and hands a cell that does
-not fit to the careful decoder in `decoders`, which says what is wrong. Which library that is, is decided there.
+not fit to the careful decoder in `decoders`, which reports what is wrong. It also chooses the library.
 """
 
 from __future__ import annotations
@@ -158,5 +158,5 @@ def _fill_jpeg(field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
                 continue
         except ValueError:
             pass
-        # The careful decoder says what is wrong, or knows another library.
+        # The careful decoder reports what is wrong, or tries another library.
         put(field, _careful(field, cells.parts[p][a:b], i), out, i)

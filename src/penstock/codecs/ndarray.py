@@ -4,7 +4,7 @@ A chunk of equal fixed-shape cells is never decoded: `view_column` lays a stride
 copied cell by cell with the header parsed once for each distinct one.
 
 A compressed cell is a zip file with one deflated member, `arr.npy`. The column path inflates that member directly, and
-never more than the zip's headers say nor than a field of fixed shape can hold.
+never more than the zip's headers declare or a field of fixed shape can hold.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_EMPTY_ITEMS = 1 << 20
 
 
 class Header(NamedTuple):
-    """What the header of one `.npy` cell says."""
+    """The header of one `.npy` cell."""
 
     size: int
     """Bytes before the payload."""
@@ -156,7 +156,7 @@ class NdarrayCodec(Codec):
     def view_column(
         self, field: FieldLike, data: NDArray[np.uint8], offsets: NDArray[np.integer]
     ) -> NDArray[Any] | None:
-        """Return `(n, *shape)` as a view where all cells have equal headers that say what the field says, else None.
+        """Return `(n, *shape)` as a view if all cells have equal headers that match the field, else None.
 
         Reads every header (one vectorised comparison) and no payload. The view is writable only where `data` is.
         """
@@ -169,7 +169,7 @@ class NdarrayCodec(Codec):
             return None
         try:
             header = parse_header(header_bytes(data[first : first + width]))
-        except ValueError:  # decode_column says what is wrong, and with which cell
+        except ValueError:  # decode_column reports what is wrong, and in which cell
             return None
         if (header.dtype, header.shape) != (dtype, field.shape) or not header.raw:
             return None
@@ -281,7 +281,7 @@ class CompressedNdarrayCodec(Codec):
             put(field, _array(field, parts[p][a:b], i, most_bytes), out, i)
 
     def decode_list(self, field: FieldLike, cells: Cells) -> list[NDArray[Any] | None]:
-        """Return one writable array for each cell, with memory of its own, None for nulls."""
+        """Return one writable array for each cell, with its own memory, None for nulls."""
         parts = cells.views()
         values: list[NDArray[Any] | None] = [None] * len(cells)
         for i, p, a, b in cells.spans():
@@ -297,7 +297,7 @@ class CompressedNdarrayCodec(Codec):
         parts = cells.views()
         found = np.zeros(len(cells), np.int64)
         for i, p, a, b in cells.spans():
-            with contextlib.suppress(Exception):  # decoding says what is wrong
+            with contextlib.suppress(Exception):  # decoding reports what is wrong
                 usual = _usual(parts[p][a:b])
                 if usual is None:
                     import zipfile  # late: only cells that other programs wrote need it

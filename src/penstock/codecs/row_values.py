@@ -92,7 +92,7 @@ def to_series(column: Column, dtype: np.dtype[Any] | None = None) -> Any:
     Args:
         column: A column of a batch.
         dtype: float64 or object: the dtype of integers and booleans that are null in some batch, so that all batches
-            agree (Int64 in place of object for integers). None: whatever these values need.
+            agree (Int64 in place of object for integers). None: what these values need.
     """
     import pandas as pd
 

@@ -1,8 +1,8 @@
 """Scalars: native Parquet columns, with the checks and the storage types that Petastorm's ScalarCodec has.
 
-Nothing is decoded here on the hot path: a native column is read as an array (see `codecs/arrow.py`). This codec says
-which Arrow type a field is stored as, converts single values, and remembers the type the user asked for. `SparkType`
-stands for a type of pyspark, which need not be installed.
+Nothing is decoded here on the hot path: a native column is read as an array (see `codecs/arrow.py`). This codec
+defines the Arrow type of the stored column, converts single values, and remembers the type that the user gave.
+`SparkType` stands for a type of pyspark, which need not be installed.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class ScalarCodec(Codec):
             if _arrow_from_json(config) == self._type:
                 return config
         except (ValueError, KeyError):
-            pass  # a type whose text says too little: keep its IPC form beside it
+            pass  # its text does not determine the type: keep its IPC form beside it
         import pyarrow as pa
 
         ipc = pa.schema([pa.field("value", self._type)]).serialize().to_pybytes()

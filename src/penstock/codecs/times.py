@@ -46,7 +46,7 @@ def nanoseconds(values: NDArray[Any]) -> NDArray[np.int64] | None:
 
 
 def in_unit_or_nat(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return times as `dtype`, which is finer than that of the values; NaT where one does not fit, or just does."""
+    """Return times as `dtype`, which has a finer unit; NaT for times at or beyond its limits."""
     unit, count = np.datetime_data(values.dtype)
     if unit in "YM":  # years and months have no fixed length
         unit, count = "D", 366 * count
@@ -65,7 +65,7 @@ _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15, "as": 18}
 
 
 def from_text(text: str, dtype: np.dtype[Any]) -> Any:
-    """Return the moment that an ISO 8601 text says, in UTC where it names a zone, or NaT for "NaT".
+    """Return the time of an ISO 8601 text, in UTC if it names a zone, or NaT for "NaT".
 
     ValueError for any other text (NumPy takes "" for NaT, "now" for now and "20240101" for a year), and for a moment
     that the dtype has no value for.

@@ -1,6 +1,6 @@
 """`penstock.doctor.examine`: what is wrong with a dataset for training, how much it costs, and what to do.
 
-Sees all parts of the doctor: `facts` reads footers, `target_layout` weighs rows and says what a rewrite would make,
+Sees all parts of the doctor: `facts` reads footers, `target_layout` measures rows and plans what a rewrite would make,
 `checks` and `labels` judge, `report` is the result. Changes nothing on disk.
 """
 
@@ -87,8 +87,8 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     if opened is None:
         found = [replace(finding, flags=None) for finding in found]  # `rewrite` needs a dataset that opens
         if not any(finding.severity == "problem" for finding in found):
-            say = failure or ""
-            found.append(Finding("does-not-open", "problem", "the dataset does not open", say, "see the message", {}))
+            what, why = "the dataset does not open", failure or ""
+            found.append(Finding("does-not-open", "problem", what, why, "see the message", {}))
     elif len(opened.facts.chunk_rows):
         found, notes = _judge(opened, facts, wanted, (label, open_s), found)
     found.sort(key=lambda finding: finding.severity != "problem")

@@ -1,8 +1,8 @@
 """A true shuffle of more rows than fit into memory: every row gets a random number, and rows are sorted by it on disk.
 
 Takes batches, yields the same rows in the order of one random 64-bit word each: a uniform permutation of all rows, the
-same for equal seeds whatever the memory. Rows that do not fit are distributed over files by ranges of words, and each
-file is sorted by itself, or distributed again if it is still too large. Costs writing and reading the rows once more,
+same for equal seeds with any memory. Rows that do not fit are distributed over files by ranges of words, and each
+file is sorted separately, or distributed again if it is still too large. Costs writing and reading the rows once more,
 undecoded and compressed with LZ4, in a folder that the caller provides and removes. Holds at most `memory_bytes`.
 """
 
@@ -122,7 +122,7 @@ def _indices(order: NDArray[np.int64]) -> pa.Array:
 def _through_files(
     batches: Iterator[pa.RecordBatch], span: Span, num_bytes: float, spill: Spill
 ) -> Iterator[pa.RecordBatch]:
-    # At least 8 files: there are more rows than estimated, and nobody knows how many.
+    # At least 8 files: there are more rows than estimated, and it is unknown how many.
     num_files = min(_MOST_FILES, max(8, math.ceil(2 * num_bytes / spill.limit)), span[1] - span[0])
     bounds = [span[0] + (span[1] - span[0]) * index // num_files for index in range(num_files + 1)]
     paths = [os.path.join(spill.folder, f"{next(spill.count)}.arrow") for _ in range(num_files)]

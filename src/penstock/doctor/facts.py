@@ -1,4 +1,4 @@
-"""What the footers of a dataset say about its layout: sizes, statistics, schemas, stored metadata, bad files.
+"""The layout of a dataset according to its footers: sizes, statistics, schemas, stored metadata, bad files.
 
 First stage of the doctor. It looks at every footer while the opener reads it, and continues if files are damaged or
 disagree, since that is to be reported. Reads no data.
@@ -106,7 +106,7 @@ class LayoutFacts:
 
 
 def gather_facts(source: Any, storage_options: Mapping[str, Any] | None, filesystem: Any) -> tuple[LayoutFacts, Scan]:
-    """Read the footers of all files as opening does; return what they say, and what a source is made of.
+    """Read the footers of all files as opening does; return their facts, and the scan from which a source is made.
 
     Raises:
         DatasetNotFound: nothing is there, no Parquet file, or a dataset that is still being written.

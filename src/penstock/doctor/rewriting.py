@@ -87,12 +87,12 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
         url: Where to write; not `source` itself, nor a folder inside it, nor a folder that contains files of it.
         row_group_bytes: Most bytes of a row group, encoded and before Parquet's compression.
         rows_per_file: Rows of each file except the last; default: files of about 512 MiB.
-        shuffle: Permute all rows, uniformly: a true shuffle, the same for equal `seed` whatever the memory. What does
+        shuffle: Permute all rows, uniformly: a true shuffle, the same for equal `seed` with any memory. What does
             not fit into memory goes through files: about the size of the dataset in `temp_folder`. Columns that are
-            folders stay so, and rows stay in theirs, unless `partition_by` says otherwise.
+            folders stay so, and rows stay in them, unless `partition_by` is given.
         seed: Selects the permutation; default 0. Only with `shuffle`.
         compression: Parquet's codec, or one for each column; "auto" is snappy, and none for images and zipped arrays.
-        partition_by: Columns that become folders; default: those of the source; [] for none.
+        partition_by: Columns that become folders; default: as in the source; [] for none.
         on_error: "skip" leaves out files that cannot be opened.
         overwrite: Replace an existing dataset at `url`.
         memory_bytes: Bytes of rows that a shuffle may hold, default 1 GiB; the writer takes a few row groups more.
@@ -160,7 +160,7 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
 
 
 class _Rewriter(Writer):
-    """A writer that cannot be resumed: an unfinished target says to run the rewrite again."""
+    """A writer that cannot be resumed: the error of an unfinished target asks to run the rewrite again."""
 
     def extend_once(self, tables: Tables) -> None:
         """Take all rows; the progress bar knows how many."""

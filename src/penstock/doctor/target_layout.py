@@ -54,7 +54,7 @@ class ReadFactor(NamedTuple):
 
     factor: float
     lanes: int | None
-    """None: those that the loader chooses by itself."""
+    """None: the number that the loader chooses."""
 
 
 @dataclass(frozen=True, slots=True)

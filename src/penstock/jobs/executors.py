@@ -79,8 +79,8 @@ def make_executor(executor: Any, job: FileJob, workers: int | None, options: Map
     if hasattr(executor, "submit"):
         return Theirs(job, executor, workers)
     raise PlanError(
-        f"executor must be one of {', '.join(map(repr, NAMES))}, or have a submit() as those of concurrent.futures do; "
-        f"got {executor!r}"
+        f"executor must be one of {', '.join(map(repr, NAMES))}, or have a submit() like the executors of "
+        f"concurrent.futures; got {executor!r}"
     )
 
 
@@ -270,7 +270,7 @@ class _Worker:
         self._needs_script, self._has_begun = needs_script, False
         self._ended = False
         self._pipe, theirs = context.Pipe(duplex=True)
-        # Not a daemon: the user's function may start processes of its own.
+        # Not a daemon: the user's function may start processes.
         self._process = context.Process(target=_serve, args=(theirs, payload), name="penstock-job", daemon=False)
         hidden = contextlib.nullcontext() if needs_script else main_left_alone()
         with choice_left_open(), ctrl_c_later("spawn"), hidden:

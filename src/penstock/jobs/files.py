@@ -4,7 +4,7 @@
 several pairs; an output belongs to exactly one. Local names become absolute: workers may run in another folder than the
 driver.
 
-`near` and `committed` are used by `task` around the user's function, in whatever process it runs: they make an input
+`near` and `committed` are used by `task` around the user's function, in the process where it runs: they make an input
 available locally, and publish an output whole or not at all. Cases:
 
 - a local output is written under a hidden name in its own folder, synced to disk and renamed;
@@ -341,7 +341,7 @@ _COPY_BYTES = 4 << 20
 
 
 def hidden_name(path: str, token: str) -> str:
-    """Return a new hidden name in the folder of `path`, with the same extension; `token` is that of the run."""
+    """Return a new hidden name in the folder of `path`, with the same extension; `token` identifies the run."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, f"{PREFIX}{token}{os.urandom(3).hex()}.{name}")
 
@@ -436,7 +436,7 @@ def is_local(store: Resolver, path: str) -> bool:
 
 
 def there(store: Resolver, paths: Iterable[str]) -> set[str]:
-    """Return those of the outputs that exist; one listing for each folder."""
+    """Return the outputs that exist; one listing for each folder."""
     found: set[str] = set()
     for fs, folder, wanted in _by_folder(store, paths):
         listed = fs.get_file_info(FileSelector(folder, allow_not_found=True))
@@ -498,7 +498,7 @@ def _by_folder(store: Resolver, paths: Iterable[str]) -> Iterator[tuple[Any, str
 
 
 def _folder(scratch: str | None) -> contextlib.AbstractContextManager[str]:
-    """Return a folder for one file, in that of the run, or, without one, in the system's temporary folder."""
+    """Return a folder for one file, in the run's folder or, without one, in the system's temporary folder."""
     if scratch is None:
         return scratch_folder(tempfile.gettempdir(), SCRATCH)
     return tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True)

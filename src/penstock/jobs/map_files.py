@@ -1,6 +1,6 @@
 """`penstock.map_files`: apply a function or a program to many files, in parallel and restartable.
 
-The only module of this package that sees all its parts: `files` says which file becomes which, `executors` run the
+The only module of this package that sees all its parts: `files` pairs inputs with outputs, `executors` run the
 attempts, `task` is one attempt, `JobReport` lists the results. Retries are here, the same for all executors.
 """
 
@@ -69,7 +69,7 @@ def map_files(  # noqa: PLR0913 -- a public function takes flat keywords
             with `{name}`, `{stem}`, `{suffix}`, `{relative}` (path below the pattern's or input's folder) or `{index}`
             (`{index:05d}`), numbered names, a list, or a function of the input.
         executor: "local" (processes of this machine), "ray", "spark" (the active session), "serial" (in this process,
-            for debugging), or any object with a `submit` like those of `concurrent.futures`.
+            for debugging), or any object with a `submit` like the executors of `concurrent.futures`.
         workers: Attempts at once; default: the cores of this machine, or as many as the cluster takes.
         retries: Further attempts at a file after the first one failed or lost its worker.
         skip_existing: Skip files whose output exists. False: make them again, each replaced in one step.

@@ -5,7 +5,7 @@ user's function, commits the output and returns a small value. Errors of the use
 because an exception may not be picklable. Does not retry.
 
 A `Command` is a program instead of a Python function. No shell is involved: every word of its list is one argument,
-whatever it contains. `{input}` and `{output}` stand for the two paths; if a command does not name one, its standard
+with any content. `{input}` and `{output}` stand for the two paths; if a command does not name one, its standard
 input or output is that file, as in a pipe.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.jobs.files import Resolver
 
 BACKOFF_S = 0.1
-"""Pause before the second attempt, doubled for every further one: a store may ask to slow down."""
+"""Pause before the second attempt, doubled for every further one: a store may throttle requests."""
 _MOST_BACKOFF_S = 10.0
 
 
@@ -127,7 +127,7 @@ class Command:
             for name in re.findall(r"\{(\w+)\}", text):
                 near = difflib.get_close_matches(name, ["input", "output"], n=1)
                 if near and name != near[0]:
-                    raise PlanError(f"the command says {{{name}}}; did you mean {{{near[0]}}}?")
+                    raise PlanError(f"the command contains {{{name}}}; did you mean {{{near[0]}}}?")
             texts.append(text)
         return cls(tuple(texts))
 

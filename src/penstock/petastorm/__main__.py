@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _script(arguments: list[str]) -> tuple[CodeType, ModuleType]:
-    """Return code and namespace of a script; `sys.path` and `sys.argv` become those it would have by itself."""
+    """Return code and namespace of a script; `sys.path` and `sys.argv` are set as if it had been started directly."""
     path = os.path.abspath(arguments[0])
     if os.path.isdir(path):
         path = os.path.join(path, "__main__.py")

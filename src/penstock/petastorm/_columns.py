@@ -23,7 +23,7 @@ __all__ = ["StepType", "batch_column", "columns_of", "row_type", "rows_of", "tak
 _SOME_WINDOWS = 256
 """Windows that are made at once in the consumer."""
 _MOST_TEXT_BYTES = 64 << 20
-"""Texts become one array of fixed width up to here, or while that takes no more than a few times their own length."""
+"""Strings become an array of fixed width up to this size, or if that takes at most a few times their own length."""
 
 
 class StepType(NamedTuple):
@@ -34,14 +34,14 @@ class StepType(NamedTuple):
 
 
 def rows_of(batch: Mapping[str, Any], names: Sequence[str], make: Any) -> Iterator[Any]:
-    """Give the rows of a batch one by one."""
+    """Return an iterator over the rows of a batch."""
     columns = [batch[name] for name in names]
     columns = [row_values(one) if isinstance(one, np.ma.MaskedArray) else one for one in columns]
     return map(make._make, zip(*columns, strict=True))
 
 
 def windows_of(batch: Mapping[str, Any], windows: Any, types: Mapping[int, StepType]) -> Iterator[dict[int, Any]]:
-    """Give windows of rows as {step: row}, a few at a time; a row that neighbours share is made once for each step."""
+    """Yield windows of rows as {step: row}; a row that several windows share is made once for each step."""
     first = min(types)
     for begin in range(0, len(windows), _SOME_WINDOWS):
         lines = windows[begin : begin + _SOME_WINDOWS]
@@ -86,7 +86,7 @@ def window_columns(
 def batch_column(values: Any, dtype: np.dtype[Any] | None) -> Any:
     """Return a column as Petastorm's batch reader gives it, but with every value as it is stored.
 
-    `dtype` is that of a column that has nulls, see `batch_dtypes`. Texts without nulls have fixed width, dates are
+    `dtype` is given for columns that have nulls, see `batch_dtypes`. Texts without nulls have fixed width, dates are
     objects, times in nanoseconds; lists of equal length become one array, of unequal length objects.
     """
     if isinstance(values, list):
@@ -101,7 +101,7 @@ def batch_column(values: Any, dtype: np.dtype[Any] | None) -> Any:
 
 
 def _texts(values: NDArray[np.object_]) -> NDArray[Any]:
-    """Return texts as an array of fixed width, unless one is null or that would be mostly air."""
+    """Return texts as an array of fixed width, unless one is null or most of the array would be padding."""
     if not len(values) or not all(type(value) is str for value in values):
         return values
     lengths = [len(value) for value in values]
@@ -111,7 +111,7 @@ def _texts(values: NDArray[np.object_]) -> NDArray[Any]:
 
 
 def _nanoseconds(values: NDArray[Any]) -> NDArray[Any]:
-    """Return times in nanoseconds, or as they are where that would overflow."""
+    """Return times in nanoseconds, or unchanged if that would overflow."""
     found = values[~np.isnat(values)]
     if len(found) and not (np.datetime64("1678") < found.min() and found.max() < np.datetime64("2262")):
         return values

@@ -31,10 +31,10 @@ _OBJECT: np.dtype[Any] = np.dtype(np.object_)
 
 
 def batch_dtypes(source: Source, names: Iterable[str]) -> dict[str, np.dtype[Any]]:
-    """Return the dtype, float64 or object, of the columns that have nulls and no room for them; others are left out.
+    """Return the dtype (float64 or object) of every column whose own dtype cannot represent its nulls.
 
     These are integers, booleans and texts, and lists of them, whose elements get the dtype. float64 is for integers
-    that are all within 2**53, as the statistics say; where statistics are missing, a column may hold nulls and any
+    that are all within 2**53, according to the statistics; without statistics a column may hold nulls and any
     value. Reads footers that are not in memory any more.
     """
     fields = source.facts.unischema.fields
@@ -62,12 +62,12 @@ def _has_nulls(source: Source, name: str) -> bool:
         return False
     known = source.statistics(name, bounds=False)
     nulls = np.array([-1]) if known is None else known.element_nulls
-    # A field that is not nullable is believed where the footers do not say.
+    # Without statistics, a field that is declared not nullable is trusted.
     return bool((nulls > 0).any() or ((nulls < 0).any() and (facts.unischema.fields[name].nullable or is_list)))
 
 
 def _largest(source: Source, name: str) -> float:
-    """Return a number that no 64-bit integer of a column is farther from 0 than; infinity where that is not known."""
+    """Return an upper bound of the absolute values of a column of 64-bit integers; infinity if it is unknown."""
     facts = source.facts
     if name in facts.constants:
         bounds = [value for value in facts.constants[name].to_pylist() if value is not None]

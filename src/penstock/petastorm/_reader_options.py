@@ -198,7 +198,7 @@ _Function = TypeVar("_Function", bound="Callable[..., Any]")
 def take_arguments(positional: Sequence[str], named: Sequence[str]) -> Callable[[_Function], _Function]:
     """Return a decorator that gives a function this signature: some arguments also by position, others by name only.
 
-    Types and defaults are the function's own, else those of the reader's options. The function is called with every
+    Types and defaults come from the function, else from the reader's options. The function is called with every
     argument by keyword, defaults filled in. `help` and `inspect.signature` show the whole signature.
     """
 
@@ -265,7 +265,7 @@ class ReaderSetup:
     dtypes: Mapping[str, np.dtype[Any]]
     """Of stored columns that have nulls; see `batch_dtypes`."""
     batch_rows: int | None = None
-    """Rows that are made at once, whichever row groups they lie in; None or 0: chosen from their size."""
+    """Rows that are made at once, from any row groups; None or 0: chosen from their size."""
     warned: set[str] = field(default_factory=set)
     """Warnings that were given already."""
 
@@ -382,7 +382,7 @@ class ReaderSetup:
 
 
 def _changed(field: UnischemaField, column: Any) -> str | None:
-    """Return the `edit_fields` line for a column that is not what its field says; None if it is."""
+    """Return the `edit_fields` line for a column that differs from its field; None if it matches."""
     value = next((one for one in column if one is not None and one is not np.ma.masked), None)
     if value is None:
         return None
@@ -442,7 +442,7 @@ def _check_spec(options: ReaderOptions, view: Unischema, ngram: NGram | None) ->
         return
     new = [field.name for field in spec.edit_fields if field.name not in view.fields]
     if spec.func is None and new:
-        raise ValueError(f"edit_fields adds {', '.join(map(repr, new))}, but there is no func that would make them")
+        raise ValueError(f"edit_fields adds {', '.join(map(repr, new))}, but there is no func that makes them")
     if ngram is not None and ngram.timestamp_field.name in {field.name for field in spec.edit_fields}:
         warnings.warn(
             f"windows are formed by the stored timestamps, before the transform changes {ngram.timestamp_field.name!r}",

@@ -1,8 +1,8 @@
 """Take columns out of a reader and cut them into batches, with the reader's place counted right.
 
 For the loaders of `petastorm.pytorch` and the datasets of the Spark converter: a feed returns blocks of rows, `cut`
-makes batches of exactly so many rows, across the borders of row groups and epochs as Petastorm does. A `Reader` hands
-over whole deliveries; any other reader is asked for its items. Knows no framework and converts nothing.
+makes batches of exactly that many rows, across row groups and epochs as Petastorm does. A `Reader` provides
+whole deliveries; other readers are iterated item by item. Knows no framework and converts nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RowBlock:
     columns: Columns
     num_rows: int
     origin: Any = None
-    """Where they come from: for the feed alone."""
+    """Where they come from; used by the feed only."""
     first: int = 0
     """Rows before this one were delivered already."""
 
@@ -115,9 +115,9 @@ def _fit(columns: Sequence[Any]) -> bool:
 
 
 class RowFeed:
-    """Asks a reader for its items, one by one: for readers of others, for mixes of readers, for windows.
+    """Iterates a reader item by item: for foreign readers, mixes of readers, and windows.
 
-    Never reads further than the batch that is needed, except from readers of batches and for a shuffling buffer.
+    Never reads beyond the batch that is needed, except from readers of batches and for a shuffling buffer.
     """
 
     def __init__(self, reader: Any, size: int, shuffle: int) -> None:
@@ -130,7 +130,7 @@ class RowFeed:
         self._skip = 0
         """Rows behind the reader's place that were delivered already."""
         self.over = False
-        """Whether a loaded state is that of the end of a pass, so that the reader must be reset."""
+        """Whether the loaded state is the end of a pass, so that the reader must be reset."""
 
     @property
     def buffer_rows(self) -> int:
@@ -218,7 +218,7 @@ class RowFeed:
         return {"version": 1, "reader": state, "skip": skip} | ({"over": True} if self._at_end() else {})
 
     def _at_end(self) -> bool:
-        """Return whether the reader has nothing left; a `Reader` begins the next pass by itself."""
+        """Return whether the reader has nothing left; False for a `Reader`, which starts the next pass itself."""
         if isinstance(self.reader, Reader):
             return False
         try:
@@ -227,7 +227,7 @@ class RowFeed:
             return bool(getattr(self.reader, "last_row_consumed", False))
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of a feed, or from that of a reader."""
+        """Continue from the state of a feed or of a reader."""
         if not hasattr(state, "get"):
             raise StateMismatch(f"a state is a dict; got {type(state).__name__}")
         skip = state.get("skip", 0)
@@ -239,10 +239,10 @@ class RowFeed:
         self.over = bool(state.get("over", False))
 
     def _check_shard(self, state: Mapping[str, Any]) -> None:
-        """Raise StateMismatch where a place inside of a batch is that of another shard."""
+        """Raise StateMismatch if the state lies inside a batch of another shard."""
 
     def rows_left(self) -> int:
-        """Return the rows that are left in this pass; TypeError where that is not known."""
+        """Return the rows that are left in this pass; TypeError if that is unknown."""
         if self.is_batched:
             raise TypeError("no length: the reader returns batches, whose rows are not known before they come")
         return len(self.reader)
@@ -330,13 +330,13 @@ class ReaderFeed(RowFeed):
         """Begin the next pass."""
         loader = self.reader.loader
         self._acknowledge()
-        if self._skip:  # its place may be that of the beginning of this pass
+        if self._skip:  # the acknowledged place may be the start of this pass
             loader.go_to(loader.place_at(loader.pass_number + 1))
         self._stream = self._received = None
         self._reset()
 
     def state(self) -> dict[str, Any]:
-        """Return the consumer's place as small JSON; inside of a batch it belongs to this shard."""
+        """Return the consumer's place as small JSON; inside a batch it belongs to this shard."""
         with self._lock:
             state = {"version": 1, "reader": self.reader.state_dict(), "skip": self._skip}
             if self._skip:
@@ -350,17 +350,17 @@ class ReaderFeed(RowFeed):
         here = {"cur_shard": self.reader.loader.rank, "shard_count": self.reader.loader.world}
         if not wanted.items() <= here.items():
             raise StateMismatch(
-                f"cannot resume: the state lies inside of a batch of {_shard_text(wanted)}, and this reader is "
+                f"cannot resume: the state is inside a batch of {_shard_text(wanted)}, and this reader is "
                 f"{_shard_text(here)}; resume on the same shards, or use make_reader, whose states fit any number"
             )
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of a feed, or from that of a reader."""
+        """Continue from the state of a feed or of a reader."""
         super().load(state)
         self._stream = self._received = None
 
     def rows_left(self) -> int:
-        """Return the rows left in this pass, at its end those of the next; TypeError where that is not known."""
+        """Return the rows left in this pass, or of the next one at its end; TypeError if that is unknown."""
         reader, setup = self.reader, self.reader.setup
         if setup.is_late:
             raise TypeError("no length: the predicate is applied on delivery (exact=False)")
@@ -393,7 +393,7 @@ def _plain(values: Any, dtype: np.dtype[Any] | None) -> Any:
 def arrange(reader: Reader, size: int, *, shuffle: bool) -> None:
     """Let a reader make batches that `size` divides and, if it has not begun, shuffle all rows.
 
-    Does nothing where the reader would have to change an order that it has begun.
+    Does nothing if the reader has started and its order would change.
     """
     setup = reader.setup
     options = setup.options
@@ -413,7 +413,7 @@ def arrange(reader: Reader, size: int, *, shuffle: bool) -> None:
         return
     try:
         reader.read_as(other)
-    except BudgetError:  # batches of that size do not fit: they are put together from smaller ones
+    except BudgetError:  # batches of that size do not fit: they are assembled from smaller ones
         reader.read_as(replace(other, batch_rows=0))
 
 
@@ -437,7 +437,7 @@ class BufferedShuffle:
         self._over = False
 
     def batches(self) -> Iterator[Columns]:
-        """Yield columns of exactly so many rows; the last ones may have fewer."""
+        """Yield columns of exactly `size` rows; the last may have fewer."""
         rows: list[tuple[Any, ...]] = []
         while True:
             self._fill()

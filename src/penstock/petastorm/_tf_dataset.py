@@ -1,7 +1,7 @@
 """A `tf.data.Dataset` over a reader: blocks of rows if it is a `Reader` of rows or windows, items for any other.
 
 A block is a delivery, converted column by column; TensorFlow takes it apart into rows, counts them, and gives free
-dimensions their shape. So the reader's place is that of the consumer, row by row, without a call into Python.
+dimensions their shape. So the reader's state follows the consumer row by row, without calls into Python.
 TensorFlow is imported when `make_dataset` is called.
 """
 
@@ -38,7 +38,7 @@ _IN_GRAPH = (
 
 def make_dataset(reader: Any) -> Any:
     """Return the dataset of a reader's items, with the members of TF1, as TensorFlow's `compat.v1` makes it."""
-    tensorflow_module()  # says how to get it
+    tensorflow_module()  # raises with the install line if it is missing
     from penstock.tensorflow._dataset import no_running_ahead
 
     shape = Shape(reader)
@@ -70,7 +70,7 @@ class Passes:
         items = self._make()
         while True:
             if self._current is not mine:
-                raise LoaderClosed("another iterator of this dataset was begun; make a reader and a dataset for each")
+                raise LoaderClosed("another iterator of this dataset was started; make a reader and a dataset for each")
             try:
                 item = next(items)
             except StopIteration:
@@ -177,7 +177,7 @@ class RowCounter:
             stream.before_state(self.settle)
 
     def add(self, num_rows: int, delivery: Delivery[Batch], first: int) -> None:
-        """Note a block that is handed over: items of a delivery from `first` on."""
+        """Record a block that is passed to TensorFlow: items of a delivery from `first` on."""
         self.settle()
         with self._lock:
             self._blocks.append((num_rows, delivery, first))

@@ -120,12 +120,13 @@ def _numbers(kind: Kind, values: NDArray[Any]) -> NDArray[Any]:
         fits = False
     except (TypeError, ValueError):
         raise SchemaError(
-            f"field {kind.name!r} came as {values.dtype}, where its schema says {kind.source}; correct edit_fields="
+            f"field {kind.name!r} has values of {values.dtype}, but its schema declares {kind.source}; correct "
+            "edit_fields="
         ) from None
     if not fits:
         raise SchemaError(
-            f"field {kind.name!r} has values that do not fit {kind.source}, which its schema says: {values.min()} to "
-            f"{values.max()}; say a wider dtype by edit_fields= of a TransformSpec"
+            f"field {kind.name!r} has values that do not fit {kind.source}, the dtype in its schema: {values.min()} to "
+            f"{values.max()}; declare a wider dtype by edit_fields= of a TransformSpec"
         )
     return found
 

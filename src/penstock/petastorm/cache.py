@@ -65,10 +65,10 @@ def make_cache(
     cache_row_size_estimate: float | None,
     cache_extra_settings: Mapping[str, Any] | None,
 ) -> ChunkCache | None:
-    """Return the cache that these arguments of a reader ask for; None for none. Touches no disk.
+    """Return the cache that these arguments of a reader select, or None. Touches no disk.
 
     With "local-disk" everything else may be left out: the user's cache folder, a fifth of the free disk. What is kept
-    stays for the next run unless `cache_extra_settings={"cleanup": True}` says otherwise. "memory" takes the size
+    stays for the next run unless `cache_extra_settings={"cleanup": True}` is given. "memory" takes the size
     limit only.
 
     Raises:

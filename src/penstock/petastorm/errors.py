@@ -1,6 +1,6 @@
 """Petastorm's exceptions, as classes of the error tree of Penstock.
 
-Raised by the readers of this face; what Petastorm keeps in other modules is in those. Nothing is raised here.
+Raised by the readers of this API; other exceptions are in the same modules as in Petastorm. Nothing is raised here.
 """
 
 from __future__ import annotations

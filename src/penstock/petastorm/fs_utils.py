@@ -1,6 +1,6 @@
-"""URLs of datasets to filesystems and paths, as Petastorm's users ask for them.
+"""URLs of datasets to filesystems and paths, under Petastorm's names.
 
-Everything is found by `penstock.storage`; here its filesystems are given out as fsspec objects, whose methods (`open`,
+Everything is found by `penstock.storage`; here its filesystems are returned as fsspec objects, whose methods (`open`,
 `ls`, `exists`, `walk`, ...) are those that code written for Petastorm calls. Opens and lists nothing itself.
 """
 
@@ -88,7 +88,7 @@ def get_filesystem_and_path_or_paths(
 ) -> tuple[Any, Any]:
     """Return the filesystem and the path of a URL, or the paths of a list of URLs, which must all be in one place.
 
-    With `filesystem` that one is given back as it is.
+    `filesystem`, if given, is returned unchanged.
 
     Raises:
         ValueError: URLs without a scheme, of different schemes or hosts, or none at all.

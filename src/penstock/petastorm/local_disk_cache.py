@@ -1,8 +1,8 @@
 """Petastorm's `LocalDiskCache`: its arguments, on the cache of this library.
 
-A reader given one (or the arguments that make one) keeps column chunks in it. Used by itself, `get` keeps values of
-plain kinds. Unlike Petastorm's it deletes only files that it has written, never the folder's other contents, and never
-runs what a file in the folder says.
+A reader given one (or the arguments that make one) keeps column chunks in it. Used directly, `get` stores plain
+values. Unlike Petastorm's it deletes only files that it has written, never the folder's other contents, and never
+executes code from a file in the folder.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class LocalDiskCache(DiskCache, CacheBase):
         """Return the value of `key`, from the folder or from `fill_cache_func`, whose value is then kept.
 
         Kept are None, numbers, text, bytes, NumPy arrays and scalars, and lists, tuples and dicts of them; values of
-        other kinds are made anew each time.
+        other kinds are computed each time.
         """
         name = hashlib.blake2b(f"value:{key}".encode(), digest_size=16).hexdigest()
         stored = self.load(name)
         if stored is not None:
             try:
                 return _unpack(stored)
-            except Exception:  # noqa: BLE001 -- whole, but not by us: as good as not there
+            except Exception:  # noqa: BLE001 -- complete, but not written by us: ignored
                 self.drop(name)
         value = fill_cache_func()
         packed = _pack(value)
@@ -124,7 +124,7 @@ def _eviction(settings: dict[str, Any]) -> Eviction:
     return cast("Eviction", _EVICTIONS[policy])
 
 
-# -- values of plain kinds, as JSON with blocks of bytes behind it: no pickle, which would run what a file says -----
+# -- plain values, as JSON followed by blocks of bytes: a pickle could execute code ----------------------------------
 
 
 class _NotPlain(Exception):
@@ -144,7 +144,7 @@ def _pack(value: Any) -> Any:
 
 
 def _describe(value: Any, blocks: list[Any]) -> list[Any]:
-    """Return what JSON can say of a value; bytes and arrays go to `blocks`."""
+    """Return a value as JSON; bytes and arrays are appended to `blocks`."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return ["json", value]
@@ -162,7 +162,7 @@ def _describe(value: Any, blocks: list[Any]) -> list[Any]:
 
 
 def _unpack(stored: Any) -> Any:
-    """Return the value; any error means that these bytes are not of our making."""
+    """Return the value; any error means that these bytes were not written by us."""
     view = memoryview(stored)
     count = struct.unpack_from("<I", view)[0]
     sizes = struct.unpack_from(f"<{count}Q", view, 4)

@@ -37,7 +37,7 @@ class NGram:
 
     The field of the timestamps is read in any case, and delivered where it is listed. `timestamp_overlap=False`: a
     window starts strictly after the last timestamp of the one before. Beyond Petastorm: `span_row_groups=True` lets
-    windows go on from one row group to the next, also of the next file, as long as time does not go back there, and
+    windows continue in the next row group or file, as long as time does not decrease there, and
     `stride` is the least number of rows between starts. A threshold may be a timedelta where timestamps are dates.
     """
 

@@ -55,8 +55,8 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
 class LoaderBase:
     """Iterates batches of a `reader`; what all loaders share.
 
-    One `for` loop is one pass of the reader. The next loop starts the next pass, whether the one before it came to its
-    end, was left by `break` or by an error; one that still runs ends. A subclass has `reader` and `_iter_impl`, which
+    One `for` loop is one pass of the reader. The next loop starts the next pass, whether the previous one was completed
+    or left by `break` or an error; a loop that is still running ends. A subclass has `reader` and `_iter_impl`, which
     yields the batches of one pass.
     """
 
@@ -101,7 +101,7 @@ class LoaderBase:
         self.reader.join()
 
     def __bool__(self) -> bool:
-        return True  # whatever its length, which not every loader has
+        return True  # not by length, which not every loader has
 
     def __enter__(self) -> Any:
         return self
@@ -157,7 +157,7 @@ class _FeedLoader(LoaderBase, ABC):
         self._feed.pause()
 
     def __len__(self) -> int:
-        """Return the batches left in this pass, at its end those of the next; TypeError where that is not known."""
+        """Return the batches left in this pass, or of the next one at its end; TypeError if that is unknown."""
         num_rows, out = self._mixed or (0, 0)
         if num_rows < 0:
             raise TypeError("no length: the number of rows of the reader is not known")
@@ -168,8 +168,8 @@ class _FeedLoader(LoaderBase, ABC):
         """Return the place as small JSON: what the consumer has received, not what was read ahead.
 
         Over a reader of rows it fits any number of shards and any batch size. Over a reader of batches it fits the same
-        number of shards and, inside of a row group, the same shard: it names them, and others refuse it.
-        TypeError where rows wait in a shuffling buffer here: they have no place in the reader's order.
+        number of shards and, inside a row group, the same shard: it names both, and others refuse it.
+        TypeError if rows wait in a shuffling buffer here: they have no position in the reader's order.
         """
         if self._mixed is not None or self._feed.buffer_rows:
             raise TypeError(
@@ -179,7 +179,7 @@ class _FeedLoader(LoaderBase, ABC):
         return self._feed.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where a state was taken, at the next loop; ends a running one."""
+        """Continue exactly where a state was taken, with the next loop; ends a running loop."""
         self._end_pass()
         self._feed.load(state)
         self._begun, self._mixed = self._feed.over, None
@@ -188,7 +188,7 @@ class _FeedLoader(LoaderBase, ABC):
 class DataLoader(_FeedLoader):
     """Batches of a reader of rows or of batches, put together by `collate_fn`.
 
-    The last batch of a pass may be shorter. Batches go over the borders of row groups and epochs.
+    The last batch of a pass may be shorter. Batches cross row groups and epochs.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class DataLoader(_FeedLoader):
             collate_fn: Makes a batch of a list of rows, each a dict. With the default none are made: columns are taken
                 as they are.
             shuffling_queue_capacity: More than 0: rows are shuffled as `shuffle_rows=True` does it, if the reader has
-                given no row yet; else, and for readers of others, through a buffer of that many rows.
+                given no row yet; else, and for foreign readers, through a buffer of that many rows.
             transform: Called with each row, a dict; what it returns is given to `collate_fn`.
         """
         super().__init__(reader, batch_size, shuffling_queue_capacity)
@@ -239,8 +239,8 @@ class BatchedDataLoader(_FeedLoader):
         Args:
             reader: As for `DataLoader`.
             batch_size: Rows of a batch.
-            transform_fn: Makes a tensor of an array with the rows of a batch, `torch.as_tensor` with a device say;
-                called once for each column that has a tensor form.
+            transform_fn: Makes a tensor of an array with the rows of a batch, such as `torch.as_tensor` with a
+                device; called once for each column that has a tensor form.
             shuffling_queue_capacity: As for `DataLoader`.
         """
         super().__init__(reader, batch_size, shuffling_queue_capacity)
@@ -253,7 +253,7 @@ class BatchedDataLoader(_FeedLoader):
 class InMemBatchedDataLoader(LoaderBase):
     """Reads the rows of a reader once and returns batches of them from memory, for `num_epochs` epochs a pass.
 
-    The last batch of an epoch may be shorter. Each epoch has an order of its own, which follows from `seed`.
+    The last batch of an epoch may be shorter. Each epoch has its own order, derived from `seed`.
     """
 
     def __init__(  # noqa: PLR0913 -- Petastorm's signature
@@ -269,11 +269,11 @@ class InMemBatchedDataLoader(LoaderBase):
         """Read the rows and stop the reader.
 
         Args:
-            reader: As for `DataLoader`; one that never ends needs `rows_capacity`.
+            reader: As for `DataLoader`; an endless one needs `rows_capacity`.
             batch_size: Rows of a batch.
             transform_fn: Makes a tensor of an array with all rows; called once for each column that has a tensor form.
             num_epochs: Epochs of one pass; None: endless.
-            seed: Picks the orders.
+            seed: Selects the orders.
             rows_capacity: Most rows that are kept, with a warning where there are more; None for all.
             shuffle: Whether each epoch shuffles the rows in another order.
         """
@@ -317,7 +317,7 @@ class InMemBatchedDataLoader(LoaderBase):
             )
         reader.stop()
         reader.join()
-        return {name: join(parts.pop(name)) for name in list(parts)}  # pop: not two of all columns at once
+        return {name: join(parts.pop(name)) for name in list(parts)}  # pop: at most one column exists twice
 
     def _iter_impl(self) -> Iterator[Any]:
         while self._num_rows:
@@ -354,7 +354,7 @@ class InMemBatchedDataLoader(LoaderBase):
             self._epoch, self._row = (self._epoch // length + 1) * length, 0
 
     def __len__(self) -> int:
-        """Return the batches left in this pass; TypeError where it never ends."""
+        """Return the batches left in this pass; TypeError if it never ends."""
         if self._num_epochs is None:
             raise TypeError("no length: num_epochs is None")
         epochs = self._num_epochs - self._epoch % self._num_epochs
@@ -373,10 +373,10 @@ class InMemBatchedDataLoader(LoaderBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where a state was taken, at the next loop.
+        """Continue exactly where a state was taken, with the next loop.
 
         Raises:
-            StateMismatch: The rows in memory are not those of the state: other data, or another order of the reader.
+            StateMismatch: The rows in memory are not those of the state: other data, or the reader has another order.
         """
         mine = self.state_dict()
         for name in ("version", "num_rows", "seed", "reader"):

@@ -131,7 +131,7 @@ class Reader:
     """Iterates rows, or batches, of a dataset as named tuples; its own iterator, as in Petastorm.
 
     `next` after `stop` is a RuntimeError; after the last row StopIteration until `reset`, which may come at any moment
-    and goes on with the next pass. A `for` loop after `break` continues where it was.
+    and starts the next pass. A `for` loop after `break` continues where it was.
     """
 
     @take_arguments(_READER_ORDER, ("dataset_url", "storage_options", "remainder"))
@@ -264,7 +264,7 @@ class Reader:
         return mask if self.is_batched_reader else bool(mask[max(0, self._taken - 1)])
 
     def reset(self) -> None:
-        """Begin the next pass of `num_epochs` epochs, whether or not this one is at its end."""
+        """Begin the next pass of `num_epochs` epochs, even if this one is not finished."""
         if self.stopped:
             raise LoaderClosed("the reader was stopped; make another one")
         with self.lock:
@@ -295,10 +295,10 @@ class Reader:
                 self._leave()
 
     def read_as(self, setup: ReaderSetup) -> None:
-        """Go on with another setup of the same rows: from the same place if the items are the same.
+        """Continue with another setup of the same rows: from the same place if the items are the same.
 
         With other items or another order it begins at the start of the current pass. Raises BudgetError, and changes
-        nothing, where the batches of the setup do not fit into the memory.
+        nothing, if the batches of the setup do not fit into the memory.
         """
         with self.lock:
             loader, before = setup.make_loader(self.loader.order.seed), self.loader
@@ -327,7 +327,7 @@ class Reader:
             return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where a state was taken, on any number of shards; with seed=None its seed is taken over."""
+        """Continue exactly where a state was taken, on any number of shards; with seed=None with the state's seed."""
         with self.lock:
             seed = State.from_json(state).order.seed
             if self.setup.drawn is not None and seed != self.loader.order.seed:

@@ -1,7 +1,7 @@
 """`petastorm.tf_utils`: a reader as a `tf.data.Dataset`, or as tensors of a graph.
 
 `make_petastorm_dataset` takes whole batches from a `Reader` and lets TensorFlow split them into rows, without a call
-into Python for each row. Other readers, and `tf_tensors`, are asked for one item at a time. TensorFlow is imported when
+into Python for each row. Other readers, and `tf_tensors`, are read one item at a time. TensorFlow is imported when
 a function is called.
 """
 
@@ -63,7 +63,7 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
         min_after_dequeue: Rows that stay in the queue, so that it mixes well.
 
     Raises:
-        RuntimeError: There is no graph: evaluated at once, the tensors would be one row forever.
+        RuntimeError: There is no graph: evaluated eagerly, the tensors would always be the same row.
     """
     tf = tensorflow_module()
     if reader.batched_output and shuffling_queue_capacity:

@@ -1,6 +1,6 @@
 """`petastorm.transform`: a function between reading and batching, and what it does to the schema.
 
-The classes are those of the native face; see `penstock.schema.transform`.
+The classes are those of the native API; see `penstock.schema.transform`.
 """
 
 from penstock.schema.transform import TransformSpec, edit_field, transform_schema

@@ -1,4 +1,4 @@
-"""Petastorm's small helpers: decode one row, store a value beside a dataset, run a function in a process of its own.
+"""Petastorm's small helpers: decode one row, store a value beside a dataset, run a function in a new process.
 
 The engine decodes columns and does not come through here; these are for programs that handle single rows or metadata
 by hand.

@@ -1,8 +1,8 @@
 """`WeightedSamplingReader`: items drawn from several readers by probability, with Petastorm's signature.
 
 Sits on top of readers as `make_reader` and `make_batch_reader` give them and looks like one, so that adapters take it
-for one. The draws are those of `penstock.mix` with stop="first", from a generator of its own: NumPy's global one is
-neither read nor moved. Reads nothing itself.
+for one. It draws as `penstock.mix` with stop="first" does, from its own generator: NumPy's global one is
+not used. Reads nothing itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WeightedSamplingReader:
     """Gives rows (or batches, or n-grams) of several readers, each drawn from one of them.
 
     Ends when a reader is drawn that has nothing left, and stays ended until `reset()`; what the other readers had left
-    is then left out. A reader with ``num_epochs=None`` never ends and goes on where it was. The same seed gives the
+    is then left out. A reader with ``num_epochs=None`` never ends and continues where it was. The same seed gives the
     same draws; a row of the result is the drawn reader's own, its fields in the first reader's order.
     """
 
@@ -38,8 +38,8 @@ class WeightedSamplingReader:
         Args:
             readers: Two or more; each keeps its own order, epochs, shard and workers.
             probabilities: One for each reader, at least 0; need not add up to 1.
-            seed: Picks the draws, 0 <= seed < 2**64. None takes one at random, kept in `state_dict()`: give a number
-                where ranks of one job should draw alike.
+            seed: Selects the draws, 0 <= seed < 2**64. None chooses one at random, kept in `state_dict()`: give a
+                number if all ranks of a job should draw alike.
 
         Raises:
             ValueError: Fewer than two readers, not one probability for each, or readers that differ in fields, in
@@ -59,7 +59,7 @@ class WeightedSamplingReader:
 
     @property
     def schema(self) -> Any:
-        """The Unischema of what is returned: that of the first reader."""
+        """The Unischema of the items: the first reader's."""
         return self._readers[0].schema
 
     @property
@@ -79,7 +79,7 @@ class WeightedSamplingReader:
 
     @property
     def num_epochs(self) -> int | None:
-        """None where no reader ends; else that of the first reader that does."""
+        """None if no reader ends; else the value of the first reader that does."""
         found = [getattr(reader, "num_epochs", 1) for reader in self._readers]
         return next((epochs for epochs in found if epochs is not None), None)
 
@@ -95,7 +95,7 @@ class WeightedSamplingReader:
 
     @property
     def diagnostics(self) -> dict[str, Any]:
-        """How many items were drawn in this pass, and what each reader says of itself."""
+        """How many items were drawn in this pass, and the diagnostics of each reader."""
         readers = [getattr(reader, "diagnostics", {}) for reader in self._readers]
         return {"draws": self._deck.num_draws, "readers": readers}
 
@@ -123,7 +123,7 @@ class WeightedSamplingReader:
     next = __next__
 
     def __bool__(self) -> bool:
-        return True  # whatever its length, which an endless one does not have
+        return True  # not by length, which an endless one does not have
 
     def __len__(self) -> int:
         """Return how many items are left until the end, exactly: the draws are followed; about 30 ns an item."""
@@ -133,7 +133,7 @@ class WeightedSamplingReader:
         return length
 
     def reset(self) -> None:
-        """Start another pass, in mid-pass too: every reader that has an end starts one of its own."""
+        """Start the next pass, also during a pass: every reader that ends starts its next pass."""
         for reader in self._readers:
             if getattr(reader, "num_epochs", 1) is not None:
                 reader.reset()
@@ -148,9 +148,9 @@ class WeightedSamplingReader:
         return self._deck.to_json() | {"readers": [reader.state_dict() for reader in self._readers]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where a state was taken, from readers of the same data, in the same order.
+        """Continue exactly where a state was taken, with readers of the same data in the same order.
 
-        Without a `seed` of its own this reader takes that of the state.
+        A reader that was made without `seed` takes the seed of the state.
 
         Raises:
             StateMismatch: The state is of other readers, or of another seed.

@@ -6,7 +6,7 @@ through the codec row by row. Binary columns of encoded cells are unchanged. Kno
 
 `encoded_rows` does the same for rows that a transform makes, in one thread as Spark does. A row is encoded when it is
 taken, so its arrays may be reused; arrays of one shape are copied once, into the memory that Parquet is written from;
-numbers become columns all at once. `write/cells.py` says what a value may be, and has the error messages.
+numbers become columns all at once. `write/cells.py` defines what a value may be, and has the error messages.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _leaf_values(leaf: pa.Array, starts: list[NDArray[np.int64]], field: Unische
     if not len(leaf):
         return np.empty(0, dtype)
     if form_of(leaf.type) not in _FORMS.get(dtype.kind, _NUMBERS):
-        raise _misfit(leaf, field, first, "no value becomes one of another sort")
+        raise _misfit(leaf, field, first, "values are not converted to another kind")
     if dtype.kind in "US":
         texts: NDArray[Any] = leaf.to_numpy(zero_copy_only=False).astype(kind)
         return texts
@@ -251,7 +251,7 @@ def _as_numbers(
 
 def _misfit(leaf: pa.Array, field: UnischemaField, first: int, why: str) -> SchemaError:
     return SchemaError(
-        f"rows from {first}, field {field.name!r}: the lists hold {leaf.type}, the field wants "
+        f"rows from {first}, field {field.name!r}: the lists hold {leaf.type}, the field expects "
         f"{np.dtype(field.numpy_dtype).name}: {why}; convert the column, or change the field"
     )
 
@@ -268,7 +268,7 @@ def _uniform(starts: list[NDArray[np.int64]]) -> tuple[int, ...] | None:
 
 
 def _shaped(sizes: tuple[int, ...], field: UnischemaField) -> tuple[int, ...]:
-    """Return the shape of a row: its own, or that of the field for a flat list of the right length."""
+    """Return the shape of a row: its own, or the field's for a flat list of the right length."""
     wanted = tuple(size for size in field.shape if size is not None)
     if len(sizes) == 1 and len(wanted) == len(field.shape) > 1 and sizes[0] == math.prod(wanted):
         return wanted
@@ -286,7 +286,7 @@ def _row(
         if depth and len(widths) and (widths != widths[0]).any():
             raise SchemaError(
                 f"row {first + row}, field {field.name!r}: lists of {int(widths.min())} to {int(widths.max())} values "
-                f"in one row, wanted an array of shape {field.shape}; make them equally long"
+                f"in one row, expected an array of shape {field.shape}; make them equally long"
             )
         sizes.append(int(widths[0]) if len(widths) else 0)
         begin, end = int(level[begin]), int(level[end])

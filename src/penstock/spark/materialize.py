@@ -1,12 +1,12 @@
 """`materialize_dataset`: a block in which Spark writes Parquet, and after which it is a dataset with its schema.
 
 Before the block it sets the size of Spark's row groups; after it, it restores all settings, examines the files, and
-stores the schema with them (`dataset/store_schema.py`). Spark itself writes the files, wherever the user's code says.
+stores the schema with them (`dataset/store_schema.py`). Spark itself writes the files, from the user's code.
 Cases:
 
 - success: the schema is stored, and the marker of an earlier failure is removed;
 - the block raises, or what was written does not match the schema, and files were added or removed: the folder is
-  marked, whatever Spark's `_SUCCESS` says (it may be that of an earlier job, or the block was not finished), and the
+  marked, even if Spark's `_SUCCESS` exists (it may be from an earlier job, or the block was not finished), and the
   marker lists the files that were there before;
 - the block raises, and the files are unchanged: nothing is marked;
 - the driver is killed: a note beside the folder, which exists during the block, does the same;
@@ -86,8 +86,8 @@ def materialize_dataset(  # noqa: PLR0913 - Petastorm's signature
         schema: Fields and codecs of what is written.
         row_group_size_mb: Size of a row group in the file, in MiB (2**20 bytes); None: Parquet's default, 128.
         use_summary_metadata: Also write `_metadata`, with the footers of all files.
-        filesystem_factory: Returns the pyarrow or fsspec filesystem on which the metadata is written; None: that of the
-            URL.
+        filesystem_factory: Returns the pyarrow or fsspec filesystem on which the metadata is written; None: the
+            URL's.
 
     Raises:
         PetastormMetadataGenerationError: The block wrote no Parquet to `dataset_url`, or did not remove files of an
@@ -252,7 +252,8 @@ def copy_dataset(  # noqa: PLR0913 - Petastorm's signature, and two keywords
         source_url: The dataset to copy.
         target_url: The dataset to write.
         field_regex: Regular expressions that match whole names of fields to copy; None: all.
-        not_null_fields: Rows with a null in one of these fields are left out, and the copy's schema says so.
+        not_null_fields: Rows with a null in one of these fields are left out, and in the copy's schema
+            these fields are not nullable.
         overwrite_output: Replace the dataset at `target_url`; a folder with other files than Parquet is never replaced.
         partitions_count: Number of files; None: as many as Spark's partitions of the source.
         row_group_size_mb: Size of the row groups in MiB; None: Parquet's default.

@@ -40,7 +40,7 @@ def check_session(spark: Any) -> None:
     if not all(hasattr(type(spark), name) for name in _OF_SESSIONS):
         got = "None" if spark is None else type(spark).__name__
         more = "; the session that belongs to it is SparkSession.builder.getOrCreate()" if got == "SparkContext" else ""
-        raise PlanError(f"wanted a SparkSession, such as SparkSession.builder.getOrCreate() gives; got {got}{more}")
+        raise PlanError(f"expected a SparkSession, as SparkSession.builder.getOrCreate() returns; got {got}{more}")
 
 
 def check_columns(df: Any) -> None:
@@ -52,8 +52,8 @@ def check_columns(df: Any) -> None:
             raise SchemaError(f"two columns are named {name!r}, and a Parquet file has only one; rename one of them")
         if others and str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
             raise SchemaError(
-                f"the columns {others[0]!r} and {name!r} differ by case only, and Spark takes them for one; rename one "
-                "of them, or set spark.sql.caseSensitive to true"
+                f"the columns {others[0]!r} and {name!r} differ only by case, and Spark considers them the same; "
+                "rename one of them, or set spark.sql.caseSensitive to true"
             )
         others.append(name)
 

@@ -41,7 +41,7 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Says whether a job is still running: a small file of the driver that names its run."""
+    """Shows whether a job is still running: a small file of the driver that names its run."""
 
     path: str
     run: str
@@ -72,7 +72,7 @@ class WriteTask:
     options: WriteOptions
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
     columns: tuple[str, ...] | None = None
-    """Names of the columns of the DataFrame, in order, instead of those of the batches."""
+    """Names of the DataFrame's columns, in order; they replace the names in the batches."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of a partition; yield one batch that names the files, or none."""
@@ -161,7 +161,7 @@ class _Staged:
             )
 
     def create_dir(self, path: str, *, recursive: bool) -> None:
-        """Create a folder below that of the files, never that one: what the driver has removed must not come back."""
+        """Create a folder below the folder of the files, but never that folder: the driver may have removed it."""
         self.check()
         if not can_rename(self._fs):  # a store has no folders
             self._fs.create_dir(path, recursive=recursive)

@@ -166,7 +166,7 @@ def _run(df: Any, task: WriteTask) -> list[DoneFile]:
 def _own_error(text: str) -> PenstockError | None:
     """Return an error of ours that a task raised, which Spark has put into a long text with its causes."""
     found = re.findall(r"^penstock\.errors\.(\w+): (.+)$", text, re.MULTILINE)
-    found.sort(key=lambda one: not one[1].startswith("partition "))  # what caused it does not say where
+    found.sort(key=lambda one: not one[1].startswith("partition "))  # its cause does not name the place
     kind = getattr(penstock.errors, found[0][0], None) if found else None
     if not (isinstance(kind, type) and issubclass(kind, PenstockError)):
         return None

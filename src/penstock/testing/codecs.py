@@ -1,7 +1,7 @@
-"""What every codec owes, as one check to call from a test.
+"""The obligations of a codec, as one check to call from a test.
 
 `check_codec` takes a codec, a field and some values, and raises AssertionError naming the first obligation that is not
-met. It serves Penstock's own codecs and those of users alike, and touches no file.
+met. It is used for Penstock's own codecs and for users' codecs, and touches no file.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _check_fill(codec: DataframeColumnCodec, field: FieldLike, column: Cells, pl
     dtype = column_dtype(field)
     if dtype is None:
         return
-    shape = tuple(n or 0 for n in field.shape)  # column_dtype has seen to it that no size is free
+    shape = tuple(n or 0 for n in field.shape)  # column_dtype is None if a size is free
     out = np.full((len(plain), *shape), 77, dtype)
     decode_column(codec, field, column, out)
     for got, want in zip(out, plain, strict=True):

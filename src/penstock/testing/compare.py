@@ -136,14 +136,14 @@ def assert_resumes_exactly(
         every: try every so-many-th state only; the first and the last are always tried.
 
     Raises:
-        AssertionError: says at which step which value differs.
+        AssertionError: names the step and the value that differs.
     """
     run = _record(make_loader, passes, max_steps)
     steps = sorted({*range(0, len(run.states), every), len(run.states) - 1})
     for step in steps:
         # The second interruption comes at a distance that changes with the step, at once and at the end included.
         again = step + step % (len(run.batches) - step + 1)
-        # Restore the state of `step`, go on to `again`, save, restore into a third loader and go on to the end.
+        # Restore the state of `step`, continue to `again`, save, restore into a third loader and continue to the end.
         where = f"resumed at step {step}"
         with _closing(make_loader()) as loader:
             loader.load_state_dict(run.states[step])

@@ -1,6 +1,6 @@
 """Datasets for tests: odd row groups, values of every kind, rows for any schema. All random values follow from a seed.
 
-`make_parquet` writes plain Parquet, row groups cut exactly as asked, without going through `penstock.write`;
+`make_parquet` writes plain Parquet, with row groups of exactly the given sizes, without `penstock.write`;
 `random_rows` makes values for a Unischema, to be written by it. Nothing here is fast or large.
 """
 

@@ -162,7 +162,7 @@ class _Passing(FileSystemHandler):  # type: ignore[misc] # pyarrow ships no type
 
 
 class _WatchedFile(io.RawIOBase):
-    """A file whose reads are announced; pyarrow seeks and reads under a lock of its own."""
+    """A file whose reads are announced; pyarrow seeks and reads under its own lock."""
 
     def __init__(self, file: Any, path: str, before_read: Callable[[str, int, int], None]) -> None:
         super().__init__()

@@ -5,13 +5,13 @@
             write_shards(folder, table, part_rows)
             return ShardSource(folder)
 
-Every test makes a source of its own from an Arrow table with the columns `id` (0, 1, 2 ...), `x` (float32), `maybe`
+Every test makes its own source from an Arrow table with the columns `id` (0, 1, 2 ...), `x` (float32), `maybe`
 (int32, with nulls in later parts) and `word` (text), of which the first two are not nullable, cut into parts of the
 given numbers of rows. A source that holds other types as well needs its own tests for them. `MemorySource` is the
 reference: any source with the same parts has the same order.
 """
 
-# ruff: noqa: D102 -- the names of the tests say what they check
+# ruff: noqa: D102 -- the names of the tests describe what they check
 
 from __future__ import annotations
 

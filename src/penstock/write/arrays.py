@@ -1,8 +1,8 @@
 """Lists of plain values, and NumPy columns, to Arrow arrays from buffers: the result of `pa.array`, faster.
 
 `pa.array` looks at every value and imports pandas if it is installed, which costs a third of a second before the first
-row. Here one look at the types of a list decides; whatever is not plain is left to `pa.array` by returning None. Never
-converts a value: an array is returned only if it equals that of `pa.array`.
+row. Here one look at the types of a list decides; anything else is left to `pa.array` by returning None. Never
+converts a value: an array is returned only if it equals the result of `pa.array`.
 
 `own` copies values that wait for their batch, so that the caller may change them: what is mutable, at the cost of one
 look at its type. `BufferPool` has memory that is reused: an image is copied when its row is taken and needed until it
@@ -72,7 +72,7 @@ def quick_array(cells: list[Any], kind: pa.DataType) -> pa.Array | None:
 
 
 def quick_column(values: NDArray[Any], kind: pa.DataType, mask: NDArray[np.bool_] | None) -> pa.Array:
-    """Return a flat array of numbers or booleans as a column of its own type or a wider one.
+    """Return a flat array of numbers or booleans as a column of the same or a wider type.
 
     Numbers of the type of the column are not copied.
     """
@@ -139,7 +139,7 @@ class BufferPool:
         return copied
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """Return a block that comes back by itself when nobody, Arrow included, holds it any more."""
+        """Return a block that returns to the pool when nothing, Arrow included, refers to it any more."""
         memory = self._pop(size)
         block = memory[:size]
         weakref.finalize(block, self._put, memory).atexit = False
@@ -161,7 +161,7 @@ class BufferPool:
                 self._bytes += memory.nbytes
 
     def give_back(self, copies: Iterable[Any]) -> None:
-        """Take back the memory of copies that nobody uses any more; ignores anything else."""
+        """Take back the memory of copies that are no longer used; ignores anything else."""
         for copied in copies:
             memory = getattr(copied, "base", None)
             if isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.nbytes % _CLASS_BYTES == 0:
@@ -180,7 +180,7 @@ FIXED: frozenset[type] = frozenset(
 
 
 def own(value: Any) -> Any:
-    """Return a value that nobody else can change: the same object if it is immutable, else a deep copy.
+    """Return a value that no other code can change: the same object if it is immutable, else a deep copy.
 
     >>> rows = [[1, 2], [3]]
     >>> mine = own(rows)

@@ -195,7 +195,7 @@ def discard(
 def remove_dead(published: StagedDataset) -> None:
     """Remove what dead writers of a target left, after another writer has published its dataset.
 
-    On a store, where nobody knows whether a writer is dead, everything stays until `discard` is called.
+    On a store it is unknown whether a writer is dead, so everything stays until `discard` is called.
     """
     with published.target.mutex() as held:
         if held:

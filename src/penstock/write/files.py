@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 BUFFERED_GROUPS = 4
 """Row groups of bytes that all partitions together may buffer; then the fullest is written."""
 GROUP_ROWS = 1 << 20
-"""Most rows of a row group: pyarrow would cut it there by itself."""
+"""Most rows of a row group: pyarrow would split it there."""
 OPEN_FILES = 64
 """Most open files; a partition that comes back later gets a new file."""
 
@@ -144,7 +144,7 @@ class FileWriter:
         """Take the next rows, in order; writes the row groups that they complete."""
         for path, part in split(batch, self._layout.partition_by):
             self._append(self._folder(path), part)
-        # Limit buffered rows and open files, whatever the number of partitions.
+        # Limit buffered rows and open files for any number of partitions.
         while sum(folder.waiting_bytes for folder in self._folders.values()) > (
             BUFFERED_GROUPS * self._options.row_group_bytes
         ):

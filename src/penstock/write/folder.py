@@ -172,7 +172,7 @@ def _classes(root: str, images: Sequence[str], labels: bool | None) -> dict[str,
     names = sorted({name.split("/", 1)[0] for name in images})
     if labels is None and {name.lower() for name in names} <= _SPLITS:
         raise SchemaError(
-            f"{root!r} contains the splits {', '.join(names)}, not classes; write each by itself: "
+            f"{root!r} contains the splits {', '.join(names)}, not classes; write each of them separately: "
             f"write_folder('{posixpath.join(root, names[0])}', ...), or pass labels=True or False"
         )
     return {name: number for number, name in enumerate(names)}
@@ -222,14 +222,14 @@ def _handle_misfits(
 ) -> dict[str, ImageFacts]:
     """Return the images to convert; raise for the others, or warn that they are left out."""
     reasons = [f"{name!r} ({_describe(fact)})" for name, fact in others.items()]
-    told = f"{', '.join(reasons[:3])}{f' and {len(reasons) - 3} more' if len(reasons) > 3 else ''}"
+    shown = f"{', '.join(reasons[:3])}{f' and {len(reasons) - 3} more' if len(reasons) > 3 else ''}"
     if misfits == "skip":
-        text = f"{len(others)} images of {root} are left out: {told}"
+        text = f"{len(others)} images of {root} are left out: {shown}"
         warnings.warn(text, PenstockWarning, stacklevel=5)
         return {}
     if misfits == "error":
         raise SchemaError(
-            f"most images in {root!r} are {_describe(like)}, and these are not: {told}; convert them, or pass "
+            f"most images in {root!r} are {_describe(like)}, and these are not: {shown}; convert them, or pass "
             "misfits='convert' or misfits='skip'"
         )
     # A size that only the pixels show counts as another one.
@@ -278,7 +278,7 @@ def _pixels(data: bytes) -> Any:
 def _schema(
     folder: _ImageFolder, classes: Mapping[str, int] | None, table: Captions | None
 ) -> tuple[Unischema, pa.Schema]:
-    """Return the fields, and the columns as stored: those of the captions unchanged."""
+    """Return the fields, and the columns as stored; columns of captions are unchanged."""
     image = image_field("image", list(folder.facts.values()), nullable=False)
     if any(fact.height < 0 for fact in folder.facts.values()):
         image = image._replace(shape=(None, None, *image.shape[2:]))
@@ -286,16 +286,16 @@ def _schema(
     label += [UnischemaField("label_name", np.str_, (), ScalarCodec(), False)] if classes is not None else []
     path = UnischemaField("path", np.str_, (), ScalarCodec(), False)
     said = pa.schema([]) if table is None else table.columns.schema
-    told = list(infer_unischema(said).fields.values())
+    inferred = list(infer_unischema(said).fields.values())
     own = arrow_schema(Unischema("images", [image, *label, path]))
-    for name in (*said.names, *(field.name for field in told)):
+    for name in (*said.names, *(field.name for field in inferred)):
         if name in own.names:
             raise SchemaError(
                 f"the table of captions has a column {name!r}, which the images have too; rename it"
                 + (", or pass labels=False" if name.startswith("label") else "")
             )
     stored = pa.schema([*list(own)[:-1], *said, own.field("path")])
-    return Unischema("images", [image, *label, *told, path]), stored
+    return Unischema("images", [image, *label, *inferred, path]), stored
 
 
 def _batches(

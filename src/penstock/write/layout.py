@@ -77,7 +77,7 @@ class StorageLayout:
         }
 
     def _compression(self, given: Compression) -> dict[str, str] | str:
-        """Return the Parquet codec, or one for each leaf: as given for a column or leaf, else that of "auto"."""
+        """Return the Parquet codec, or one for each leaf: as given for a column or leaf, else as for "auto"."""
         if given != AUTO and (given is None or isinstance(given, str)):
             return _codec(given)
         compressed = ("CompressedImageCodec", "CompressedNdarrayCodec")

@@ -220,7 +220,7 @@ def _has_arrays(column: Any, fields: Mapping[str, Any], name: str) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    """Tell whether a cell of an object column is missing: pandas has four ways to say so."""
+    """Tell whether a cell of an object column is missing: pandas has four values for that."""
     return is_missing(value) or (isinstance(value, float) and value != value)
 
 

@@ -83,12 +83,12 @@ class WriteTarget:
 
     @property
     def marker(self) -> str:
-        """The file that says that the target is not complete."""
+        """The file that marks the target as incomplete."""
         return posixpath.join(self.path, MARKER)
 
     @property
     def note(self) -> str:
-        """The file beside the target that says that Spark writes it in a `materialize_dataset` block."""
+        """The file beside the target that exists while Spark writes it in a `materialize_dataset` block."""
         return note_path(self.path)
 
     def hidden(self, token: str) -> str:
@@ -143,7 +143,7 @@ class WriteTarget:
             raise self._taken(None) from error
 
     def _move_files(self, folder: str, wanted: Iterable[str]) -> None:
-        """Replace the files of a target on a store; a target whose marker says `moving` has no old files left.
+        """Replace the files of a target on a store; a target whose marker has the state `moving` has no old files left.
 
         One writer at a time: its claim lies in its hidden folder and is removed with it.
         """

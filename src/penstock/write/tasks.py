@@ -2,8 +2,8 @@
 
 `RowBuffer` is for `Writer.append` and for iterables of dicts: cheap values are encoded at once, expensive ones later in
 other threads. When `add` returns, the caller may change or reuse the row and everything in it: mutable values are
-copied, or encoded already if all other threads were busy. Buffers the rows of one batch only. `cells` says what a
-single value may be.
+copied, or encoded already if all other threads were busy. Buffers the rows of one batch only. `cells` defines what
+a single value may be.
 
 In Arrow tables, batches and readers, and so in DataFrames, columns are stored as they are, cast to the types of the
 schema if that changes no value. Arrow's safe cast is not enough: it turns numbers into text and text into numbers, any

@@ -36,7 +36,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
     """Write a dataset that `penstock.open` (and Petastorm, and any Parquet reader) can read; return what was written.
 
     Rows keep their order. The dataset appears complete after the last row, or not at all. Values are encoded on all
-    cores; memory is bounded by a few row groups, whatever the number of rows.
+    cores; memory is bounded by a few row groups, for any number of rows.
 
         >>> schema = Unischema("Digits", [UnischemaField("image", np.uint8, (28, 28), NdarrayCodec(), False)])
         >>> penstock.write(({"image": image} for image in images), "/data/digits", schema)

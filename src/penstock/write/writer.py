@@ -226,7 +226,7 @@ class Writer:
     def _start(self, layout: StorageLayout) -> None:
         self._layout = layout
         facts = {**facts_of(layout, overwrite=self._options.overwrite), "resume": self._options.resume, **self._notes()}
-        # Refuse another schema than that of the finished files, or of the other parts.
+        # Refuse a schema that differs from that of the finished files or of the other parts.
         others = [f for f in writers(self._stage.fs, self._stage.journal) if f != self._journal.folder]
         kept = self._journal.facts() if self._journal.files else None
         if kept is None and others:
@@ -245,7 +245,7 @@ class Writer:
         self._pipeline = Pipeline(partial(self._store, self._files), threads=self._options.threads)
 
     def _notes(self) -> dict[str, Any]:
-        """Return what else the journal says about this writer; a "cure" is what to do instead of resuming it."""
+        """Return further entries for the journal of this writer; "cure" is what to do instead of resuming it."""
         return {}
 
     def _store(self, files: FileWriter, batch: Any) -> None:
@@ -263,7 +263,7 @@ class Writer:
             raise
 
     def commit(self) -> Written:
-        """Finish writing and publish the dataset; the `with` block does it by itself."""
+        """Finish writing and publish the dataset; the `with` block does this at its end."""
         self._check_open()
         try:
             self._flush()
@@ -373,7 +373,7 @@ class Pipeline:
         self._running.append((self._storer.submit(self._finish, encoded), work.num_bytes))
         self._bytes += work.num_bytes
         while len(self._running) > self._most or (self._bytes > AHEAD_BYTES and len(self._running) > 1):
-            # Encode a task that nobody has started; if there is none, wait until the oldest is stored.
+            # Encode a task that has not been started; if there is none, wait until the oldest is stored.
             if self._helps and self._waiting and not self._running[0][0].done():
                 self._encode_next()
             else:

@@ -1,6 +1,6 @@
 """Rows a second that a reader gives, with the memory and processor time they take.
 
-Opens a dataset by `make_reader`, lets it run warm and times a number of rows: those of the reader itself, or of a
+Opens a dataset by `make_reader`, warms it up and times a number of rows: of the reader itself, or of a
 `tf.data.Dataset` over it. TensorFlow is imported for the latter only, and nothing is written.
 """
 
@@ -77,8 +77,8 @@ def reader_throughput(  # noqa: PLR0913 - Petastorm's signature
 ) -> BenchmarkResult:
     """Return how fast `make_reader` gives the rows of a dataset, read over and over.
 
-    `warmup_cycles_count` rows are taken first and not timed, then `measure_cycles_count` are. In a process of its own
-    by default, so that memory is the reader's. `field_regex` chooses columns, `loaders_count` the workers,
+    `warmup_cycles_count` rows are taken first and not timed, then `measure_cycles_count` are. By default in a new
+    process, so that the memory is the reader's. `field_regex` chooses columns, `loaders_count` the workers,
     `reader_extra_args` are further keywords of `make_reader`. With `ReadMethod.TF` rows come as tensors out of
     `make_petastorm_dataset(reader).shuffle(shuffling_queue_size)`, without the shuffling where that is 0; the queue
     fills up before the first row. The other arguments are Petastorm's and without effect.

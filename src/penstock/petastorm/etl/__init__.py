@@ -1,6 +1,6 @@
 """Petastorm's `petastorm.etl`: what is made of a dataset once, before it is read: metadata and row-group indexes.
 
-Holds the base of indexers, as Petastorm does; the rest is in the modules of its own. Imports no Spark.
+Has the base class of indexers, as in Petastorm; the rest is in its modules. Imports no Spark.
 """
 
 from penstock.dataset.index_indexers import RowGroupIndexerBase

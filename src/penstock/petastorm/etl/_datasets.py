@@ -35,7 +35,7 @@ def files_at(
 
 
 def files_of(dataset: Any) -> list[DataFile]:
-    """Return the data files of whatever stands for a dataset; TypeError names what does."""
+    """Return the data files of a dataset in any of these forms; TypeError lists the forms."""
     if isinstance(dataset, Dataset):
         return list(as_parquet(dataset.source).entries)
     if isinstance(dataset, str | os.PathLike | list | tuple):
@@ -48,7 +48,7 @@ def files_of(dataset: Any) -> list[DataFile]:
 
 
 def source_of(dataset: Any) -> Source:
-    """Return the source of whatever stands for a dataset; opens it where it is not open yet."""
+    """Return the source of a dataset in any of these forms; opens it if necessary."""
     if isinstance(dataset, Dataset):
         return dataset.source
     if isinstance(dataset, str | os.PathLike | list | tuple):
@@ -66,12 +66,12 @@ def source_at(
 
 
 def stored_schema(files: list[DataFile]) -> Unischema | None:
-    """Return the schema that is stored with a dataset, ours or Petastorm's; None where there is none.
+    """Return the schema that is stored with a dataset, ours or Petastorm's; None if there is none.
 
     Looks into `_common_metadata`, `_metadata` and the first file, in this order: three small reads at most.
 
     Raises:
-        MetadataError: It is damaged, or asks for something that is not allowed.
+        MetadataError: It is damaged, or names something that is not allowed.
         BadFile: One of the three cannot be read.
     """
     root = files[0].root
@@ -84,7 +84,7 @@ def stored_schema(files: list[DataFile]) -> Unischema | None:
 
 
 def _urls(dataset_url_or_urls: Any, filesystem: Any) -> Any:
-    """Return what `FileCatalog` takes; a path without a scheme is let through only with a filesystem of its own."""
+    """Return what `FileCatalog` takes; a path without a scheme is accepted only together with a filesystem."""
     if isinstance(dataset_url_or_urls, os.PathLike):
         return dataset_url_or_urls
     urls = normalize_dataset_url_or_urls(dataset_url_or_urls)

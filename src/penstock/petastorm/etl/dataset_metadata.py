@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 UNISCHEMA_KEY = PETASTORM_SCHEMA_KEY
-"""Where Petastorm keeps its pickled schema; ours is JSON under a key of its own."""
+"""Where Petastorm keeps its pickled schema; ours is JSON under its own key."""
 PetastormMetadataError = MetadataError
 """Stored metadata is missing or damaged: the error that all of Penstock raises for it."""
 
@@ -92,7 +92,7 @@ def _schema(files: list[DataFile]) -> Unischema:
 
 
 def infer_or_load_unischema(dataset: Any) -> Unischema:
-    """Return the schema of a dataset: the stored one, else what the columns of its files say.
+    """Return the schema of a dataset: the stored one, else one inferred from the columns of its files.
 
     Reads the footers of all files: it also has the partition columns (first, where no schema is stored), and columns
     that a stored schema does not know.

@@ -41,5 +41,5 @@ def restricted_loads(s: bytes) -> Any:
 
 
 def depickle_legacy_package_name_compatible(pickled_string: bytes) -> Any:
-    """Return what a stored pickle holds, whatever Petastorm's package was called when it was written."""
+    """Return what a stored pickle holds, under any name that Petastorm's package has had."""
     return restricted_loads(pickled_string)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["PARALLEL_SLICE_NUM", "ROWGROUPS_INDEX_KEY", "PieceInfo", "build_rowgroup_index", "get_row_group_indexes"]
 
 ROWGROUPS_INDEX_KEY = PETASTORM_INDEX_KEY
-"""Where Petastorm stored its index; ours has a key of its own, so that Petastorm does not stumble over it."""
+"""Where Petastorm stored its index; ours has its own key, which Petastorm ignores."""
 PARALLEL_SLICE_NUM = 2000
 """Most tasks that Spark is given."""
 
@@ -53,7 +53,7 @@ def build_rowgroup_index(  # noqa: PLR0913 -- Petastorm's signature, and two key
         dataset_url: The folder of the dataset.
         spark_context: Builds on Spark's machines, which need Penstock and the dataset at this URL; None: in threads
             here.
-        indexers: What to index, each under a name of its own; they are not changed.
+        indexers: What to index, each under its own name; they are not changed.
         hdfs_driver: Petastorm's, without effect: one driver is left.
         storage_options: Passed to fsspec for URLs.
         filesystem: A pyarrow or fsspec filesystem to use instead of the URL's; must pickle for Spark.
@@ -61,7 +61,7 @@ def build_rowgroup_index(  # noqa: PLR0913 -- Petastorm's signature, and two key
     Raises:
         TypeError: The arguments are in another order, or a session was given for its context.
         ValueError: No indexers, or two of one name.
-        ColumnNotFound: An indexer asks for a column that is not there.
+        ColumnNotFound: An indexer names a column that does not exist.
         MetadataError: The URL is not the folder of a whole dataset.
     """
     _check_order(dataset_url, spark_context, indexers)

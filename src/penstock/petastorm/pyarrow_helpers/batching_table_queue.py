@@ -27,7 +27,7 @@ class BatchingTableQueue:
         """Add rows at the end; all tables with rows must have one schema. Costs nothing per row.
 
         Raises:
-            ValueError: The schema is another than that of the rows waiting.
+            ValueError: The schema differs from that of the waiting rows.
         """
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
@@ -48,7 +48,7 @@ class BatchingTableQueue:
         """Return the next `batch_size` rows; IndexError where fewer are left."""
         if self.empty():
             raise IndexError(
-                f"only {self._num_rows} rows are waiting, a batch has {self._batch_size}; ask empty() first"
+                f"only {self._num_rows} rows are waiting, a batch has {self._batch_size}; check empty() first"
             )
         parts, missing = [], self._batch_size
         while missing:

@@ -1,7 +1,7 @@
 """Petastorm's shuffling buffers: rows in, rows out in another order, within a capacity.
 
-For programs that shuffle by themselves. Readers of Penstock shuffle by plan (`shuffle_rows=True`), which can be
-resumed; what lies in such a buffer cannot.
+For programs that shuffle themselves. Readers of Penstock shuffle by plan (`shuffle_rows=True`), which can be
+resumed; the contents of such a buffer cannot.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class RandomShufflingBuffer:
         if not self.can_add() or len(self._items) + len(added) > self._most:
             raise RuntimeError(
                 f"{len(added)} items do not fit beside {len(self._items)}: at most {self._most} in all, and none while "
-                f"{self._capacity} are in; ask can_add() first, or raise extra_capacity"
+                f"{self._capacity} are in; check can_add() first, or raise extra_capacity"
             )
         self._items += added
 
     def retrieve(self) -> Any:
-        """Return a random item and forget it; RuntimeError where `can_retrieve` says no."""
+        """Return a random item and remove it; RuntimeError if `can_retrieve()` is False."""
         if not self.can_retrieve():
-            raise RuntimeError(f"only {len(self._items)} items are in and more are to come; ask can_retrieve() first")
+            raise RuntimeError(f"only {len(self._items)} items are in and more are to come; check can_retrieve() first")
         index = int(self._rng.integers(len(self._items)))
         self._items[index], self._items[-1] = self._items[-1], self._items[index]
         return self._items.pop()

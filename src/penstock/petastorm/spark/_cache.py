@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _SMALL_FILE_BYTES = 50 << 20
 _entries: list[ConvertedFrame] = []
 _deleted: set[str] = set()
-"""URLs of folders that this process has deleted: nobody needs to wait for their files."""
+"""URLs of folders that this process has deleted: waiting for their files is useless."""
 _lock = threading.Lock()
 _handler: Callable[[str], Any] | None = None
 

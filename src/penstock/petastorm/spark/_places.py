@@ -75,7 +75,7 @@ def place_of(url: str, storage_options: Mapping[str, Any] | None) -> ConverterFo
 
 
 def reading_url(url: str) -> str:
-    """Return the URL by which Python reaches what Spark names so; only those of Databricks differ.
+    """Return the URL by which Python reaches a URL of Spark; they differ on Databricks only.
 
     >>> reading_url("s3://bucket/x/"), reading_url("file:/x")
     ('s3://bucket/x', 'file:///x')
@@ -91,7 +91,7 @@ def reading_url(url: str) -> str:
             )
         path = urlsplit(url)
         if path.netloc:
-            raise ValueError(f"{url!r} names a host, which dbfs has not; wanted dbfs:/{path.netloc}{path.path}")
+            raise ValueError(f"{url!r} names a host, which dbfs does not have; wanted dbfs:/{path.netloc}{path.path}")
         mount = "" if _is_below(path.path, "/Volumes") else "/dbfs"
         return f"file://{mount}{path.path}"
     if on_databricks() and any(_is_below(url, mount) for mount in _MOUNTS):
@@ -109,8 +109,8 @@ def warn_if_not_shared(place: ConverterFolder) -> None:
     local = isinstance(place.fs, LocalFileSystem)
     if local and on_databricks() and not any(_is_below(place.path, mount) for mount in _MOUNTS):
         warnings.warn(
-            f"{place.url} lies on the disk of each machine of the cluster; the files that workers write there are not "
-            "seen elsewhere. Use dbfs:/... or /Volumes/...",
+            f"{place.url} is on the local disk of each machine of the cluster; the files that workers write there are "
+            "not visible elsewhere. Use dbfs:/... or /Volumes/...",
             PenstockWarning,
             stacklevel=4,
         )
@@ -232,8 +232,8 @@ def wait_for_files(
             shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             raise RuntimeError(
                 f"Timeout while waiting for all parquet-store files to appear: {len(missing)} of {len(urls)} files "
-                f"cannot be seen after {timeout_s:g} s: {shown}; they were deleted (make the converter again), or lie "
-                "where this process has no access"
+                f"cannot be seen after {timeout_s:g} s: {shown}; they were deleted (make the converter again), or this "
+                "process has no access to them"
             )
         time.sleep(min(wait, left))
         wait = min(2 * wait, _LONGEST_WAIT_S)

@@ -32,7 +32,7 @@ class FramePlan:
     files: frozenset[tuple[str, int, int]]
     """Path, bytes and time of change of every file that is read."""
     columns: tuple[tuple[str, str], ...]
-    """Name and type of every column: to Spark results are the same whatever their columns are called."""
+    """Name and type of every column: for Spark, results with other column names are the same."""
 
     def same(self, other: FramePlan) -> bool:
         """Return whether both give the same rows, under the same names; calls Spark's JVM."""
@@ -42,14 +42,14 @@ class FramePlan:
 
 
 class UnknownPlanError(Exception):
-    """Whether another DataFrame has the same rows is not known; the message says why."""
+    """It is unknown whether another DataFrame has the same rows; the message gives the reason."""
 
 
 def plan_of(df: Any) -> FramePlan:
     """Return the plan of a DataFrame, with the files as they are now; costs a listing of their folders.
 
     Raises:
-        UnknownPlanError: What the plan reads may change without a sign.
+        UnknownPlanError: What the plan reads may change without notice.
     """
     if not hasattr(df, "_jdf"):
         raise UnknownPlanError("Spark Connect does not show what a DataFrame reads")
@@ -100,7 +100,7 @@ def _stated(spark: Any, paths: set[str]) -> Iterator[tuple[str, int, int]]:
     uri = spark._jvm.java.net.URI
     wanted = {
         hadoop(uri(path)).toString(): path for path in paths
-    }  # listings of Spark are escaped, those of Hadoop not
+    }  # paths in Spark's listings are escaped, in Hadoop's not
     folders = {hadoop(path).getParent().toString() for path in wanted}
     found = set()
     for folder in sorted(folders):
@@ -112,4 +112,4 @@ def _stated(spark: Any, paths: set[str]) -> Iterator[tuple[str, int, int]]:
                 yield name, int(status.getLen()), int(status.getModificationTime())
     if len(found) < len(wanted):
         gone = sorted(set(wanted) - found)
-        raise UnknownPlanError(f"{len(gone)} of the files that it reads are not there any more, {gone[0]} for one")
+        raise UnknownPlanError(f"{len(gone)} of the files that it reads no longer exist, {gone[0]} for example")

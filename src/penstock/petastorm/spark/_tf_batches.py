@@ -1,6 +1,6 @@
 """A `tf.data.Dataset` of whole batches over a reader of batches, with the consumer's place and its length.
 
-The batches are cut as for the loaders of torch; the dataset around them is that of `penstock.tensorflow`, which
+The batches are cut as for the loaders of torch; the dataset around them comes from `penstock.tensorflow`, which
 acknowledges what comes out of its last stage. TensorFlow is imported by `make_batches`.
 """
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def make_batches(reader: Reader, batch_size: int, shuffle_rows: int, lengths: Mapping[str, int]) -> Any:
     """Return the dataset: named tuples of tensors with `batch_size` rows, the last ones of a pass with fewer.
 
-    Batches go across the borders of row groups and, where `num_epochs` is not 1, of epochs.
+    Batches cross row groups and, if `num_epochs` is not 1, epochs.
 
     Args:
-        reader: Of batches, not begun.
+        reader: A reader of batches that has not started.
         batch_size: Rows of a batch.
         shuffle_rows: More than 0: the reader shuffles rows.
         lengths: Length of arrays, by column, where all rows have the same: such tensors get a static shape.
@@ -57,7 +57,7 @@ def make_batches(reader: Reader, batch_size: int, shuffle_rows: int, lengths: Ma
         return tuple(column_of(kind, delivery.batch[kind.name]) for kind in shape.kinds)
 
     signature = tuple(tf.TensorSpec(shape.static(kind), tensor_dtype(kind)) for kind in shape.kinds)
-    # Where a transform may change the number of rows the length is not known, and nothing can end a repetition.
+    # If a transform may change the number of rows, the length is unknown, and nothing could end a repetition.
     repeats = batches.batches_left is not None or reader.num_epochs is None
     return make_dataset(
         Loader(batches, convert, repeats=repeats), signature, lambda *tensors: shape.pack(tensors), TF1Batches
@@ -67,7 +67,7 @@ def make_batches(reader: Reader, batch_size: int, shuffle_rows: int, lengths: Ma
 class CutBatches(LoaderProxy):
     """Batches of `size` rows of a reader, as streams: what the dataset of `penstock.tensorflow` needs of a loader.
 
-    Counters are those of the reader's loader, whose batches are others. One stream at a time.
+    Counters come from the reader's loader, whose batches differ. One stream at a time.
     """
 
     def __init__(self, feed: ReaderFeed, size: int) -> None:
@@ -99,7 +99,7 @@ class CutBatches(LoaderProxy):
 
     @property
     def batches_left(self) -> int | None:
-        """Batches of this pass that the consumer has not received, at its end those of the next; None: not known."""
+        """Batches of this pass that the consumer has not received, or of the next pass at its end; None: unknown."""
         try:
             return -(-self._feed.rows_left() // self._size)
         except TypeError:
@@ -117,7 +117,7 @@ class CutBatches(LoaderProxy):
         return self._feed.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state with the next iteration."""
+        """Continue from a state with the next iteration."""
         self._feed.pause()
         self._feed.load(state)
         self.live, self._begun = None, self._feed.over

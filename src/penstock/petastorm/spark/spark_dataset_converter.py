@@ -45,9 +45,9 @@ def make_spark_converter(
     """Write a DataFrame as Parquet and return the converter that makes loaders of it.
 
     The files go below the folder that Spark's setting `petastorm.spark.converter.parentCacheDirUrl` names. They are
-    reused for a DataFrame of the same plan and settings as long as what it reads has not changed; where that is not
-    known (Delta tables, JDBC, `rand()`, Spark Connect) they are written again. They are deleted by `delete`, and at the
-    end of the process.
+    reused for a DataFrame of the same plan and settings as long as what it reads has not changed; if that is
+    unknown (Delta tables, JDBC, `rand()`, Spark Connect) they are written again. They are deleted by `delete`, and at
+    the end of the process.
 
     Args:
         df: A DataFrame, or the URL or path of a folder of Parquet files: that is read as it is and never deleted, and
@@ -88,7 +88,7 @@ def _parent_url(spark: Any) -> str:
     found = spark.conf.get(key, None)
     if not found:
         raise ValueError(
-            f"tell where to write: spark.conf.set({key!r}, 'file:///folder'), a folder that Spark's workers and the "
+            f"set where to write: spark.conf.set({key!r}, 'file:///folder'), a folder that Spark's workers and the "
             "processes that train all see (hdfs:, s3a: and dbfs: URLs too)"
         )
     return str(found)
@@ -106,7 +106,7 @@ def _of_folder(url: str, storage_options: Mapping[str, Any] | None) -> SparkData
 
 
 def register_delete_dir_handler(handler: Callable[[str], Any] | None) -> None:
-    """Let a function delete the folders of converters, given their URL; None: as it is done without.
+    """Set a function of a URL that deletes the folders of converters; None: the built-in way.
 
     It is called for folders that a converter has written only.
     """
@@ -160,7 +160,7 @@ class SparkDatasetConverter:
         return f"SparkDatasetConverter({self.cache_dir_url!r}, rows={self.dataset_size:,}, files={len(self.file_urls)})"
 
     def steps_per_epoch(self, batch_size: int = _BATCH_SIZE, *, shard_count: int = 1) -> int:
-        """Return the full batches in the rows, or in one shard's part of them; at least 1, but 0 where no row is.
+        """Return the full batches in the rows, or in one shard's part of them; at least 1, or 0 without rows.
 
         For `model.fit(dataset, steps_per_epoch=...)` over a loader with `num_epochs=None`, which does not end: the rows
         that are left go into the first batch of the next epoch.
@@ -188,7 +188,7 @@ class SparkDatasetConverter:
             prefetch: Batches that TensorFlow makes ahead; None leaves that to it, 0 for none.
             num_epochs: Epochs of one iteration; None: endless, with a warning: give `steps_per_epoch` to Keras then.
             workers_count: Threads of the reader; 4.
-            shuffling_queue_capacity: More than 0: all rows are shuffled, within a window of memory.
+            shuffling_queue_capacity: More than 0: all rows are shuffled, within a buffer in memory.
             petastorm_reader_kwargs: Arguments of `make_batch_reader`: `seed`, `cur_shard`, `transform_spec`, ...
         """
         size = whole_number("batch_size", _BATCH_SIZE if batch_size is None else batch_size, least=1)
@@ -212,7 +212,7 @@ class SparkDatasetConverter:
             batch_size: Rows of a batch. The last batch of a pass may have fewer.
             num_epochs: Epochs of one pass; None: endless, with a warning.
             workers_count: Threads of the reader; 4.
-            shuffling_queue_capacity: More than 0: all rows are shuffled, within a window of memory.
+            shuffling_queue_capacity: More than 0: all rows are shuffled, within a buffer in memory.
             data_loader_fn: Makes the loader, with `reader`, `batch_size` and `shuffling_queue_capacity`; None for
                 `penstock.petastorm.pytorch.DataLoader`.
             petastorm_reader_kwargs: Arguments of `make_batch_reader`: `seed`, `cur_shard`, `transform_spec`, ...
@@ -256,10 +256,10 @@ class SparkDatasetConverter:
         )
 
     def delete(self) -> None:
-        """Delete the files that were written for this converter; those of the user are never touched.
+        """Delete the files that were written for this converter; the user's own files are never touched.
 
-        Waits for other converters of the same DataFrame in this process: the last one deletes. A second call, and one
-        where the files are gone, does nothing. In a process that the converter was pickled to it deletes at once.
+        Waits for other converters of the same DataFrame in this process: the last one deletes. A second call, or a call
+        when the files no longer exist, does nothing. In a process that the converter was pickled to it deletes at once.
         """
         if self.is_users_folder:
             _cache.warn_of_users_folder(self.cache_dir_url, stacklevel=3)

@@ -71,13 +71,13 @@ class ReaderMock:
         return schema.make_namedtuple(**{name: values[name] for name in schema.fields})
 
     def reset(self) -> None:
-        """Do nothing: there is no place to go back to."""
+        """Do nothing: the rows have no position."""
 
     def stop(self) -> None:
-        """Do nothing: no thread is there to be ended."""
+        """Do nothing: there are no threads."""
 
     def join(self) -> None:
-        """Do nothing: no thread is there to be waited for."""
+        """Do nothing: there are no threads."""
 
     def cleanup_cache(self) -> None:
         """Do nothing: there is no cache."""

@@ -1,4 +1,4 @@
-"""How well does a reader shuffle: the correlation between stored order and delivered order.
+"""How well a reader shuffles: the correlation between stored order and delivered order.
 
 Makes a dataset of numbered rows and reads any dataset that has a number column. docs/shuffle_quality.md measures the
 orders of Penstock itself in more ways.
@@ -40,8 +40,8 @@ def compute_correlation_distribution(
 ) -> tuple[float, float]:
     """Return mean and standard deviation of the absolute correlation of stored and delivered order.
 
-    1 is no shuffle at all; a true permutation of n rows has about 0.8 / sqrt(n). Reads the dataset once as stored and
-    `num_corr_samples` times shuffled, with the seeds 1, 2, ...: equal datasets give equal numbers.
+    1 means that nothing is shuffled; a true permutation of n rows has about 0.8 / sqrt(n). Reads the dataset once as
+    stored and `num_corr_samples` times shuffled, with the seeds 1, 2, ...: equal datasets give equal numbers.
     """
     stored = _ids(dataset_url, id_column, shuffle_row_groups=False)
     found = [

@@ -1,6 +1,6 @@
-"""Petastorm's helpers for command lines that start Spark: two arguments, and a session builder that heeds them.
+"""Petastorm's helpers for command lines that start Spark: two arguments, and a session builder that uses them.
 
-Takes a builder and gives it back; does not import PySpark and starts nothing.
+Takes a builder and returns it; does not import PySpark and starts nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["add_configure_spark_arguments", "configure_spark"]
 def add_configure_spark_arguments(argparser: argparse.ArgumentParser) -> None:
     """Add `--master` and `--spark-session-config` to a parser."""
     group = argparser.add_argument_group("spark")
-    group.add_argument("--master", help="Spark's master; default: what the installation says, else local[*]")
+    group.add_argument("--master", help="Spark's master; default: that of the installation, else local[*]")
     group.add_argument(
         "--spark-session-config", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the session"
     )

@@ -1,6 +1,6 @@
 """Petastorm's worker pools, as names: which pool a `Reader` uses, and two exceptions.
 
-The pools are those of Penstock's engine; the classes here only say which one and how many workers.
+Penstock's engine has its own pools; the classes here only select one and its number of workers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`DummyPool()`, as Petastorm's documents hand it to `Reader(reader_pool=...)`.
 
-Says that everything runs in the thread that asks for rows, which is what one wants in a debugger. Does nothing itself.
+Selects the calling thread for all work, which is useful in a debugger. Does nothing itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`ProcessPool(10)`, as Petastorm's documents hand it to `Reader(reader_pool=...)`.
 
-Says "processes, this many" and starts none: the engine has its own. Knows no sockets.
+Selects the process pool and its size, and starts nothing: the engine has its own processes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`ThreadPool(10)`, as Petastorm's documents hand it to `Reader(reader_pool=...)`.
 
-Says "threads, this many" and starts none: the engine has its own. Holds no queue.
+Selects the thread pool and its size, and starts nothing: the engine has its own threads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ class ThreadPool:
     profiling_enabled: bool = False
     """Without effect; see `Reader.diagnostics`."""
     shuffle_rows: bool = False
-    """Without effect: the order is the plan's, whatever the pool."""
+    """Without effect: the order does not depend on the pool."""
     seed: int | None = None
     """Without effect, for the same reason."""

@@ -498,7 +498,7 @@ def test_stored_shapes_are_reshaped_or_refused() -> None:
 )
 def test_a_shape_that_contradicts_the_file_is_refused(stored, shape) -> None:
     wanted = np.str_ if stored == pa.string() else np.int8
-    with pytest.raises(SchemaError, match=r"'speed'.*schema says shape .*file stores "):
+    with pytest.raises(SchemaError, match=r"'speed'.*schema declares the shape .*file stores "):
         column_kind(stored, numpy_dtype=wanted, shape=shape, name="speed")
 
 

@@ -1,4 +1,4 @@
-"""How threads of ours are stopped: after the call they are in, and without a lock lost on the way.
+"""How the threads of this package are stopped: after the call they are in, and without leaving a lock unreleased.
 
 The caller that stops the work sets an event; the thread works inside `until(event)`, and loops over the user's function
 ask `is_halted()` between two calls. A consumer waits by `wait_in`, which Ctrl-C may end at any moment. Starts and joins
@@ -69,7 +69,7 @@ def pause(seconds: float) -> bool:
 def wait_in(lock: Any, cond: threading.Condition, seconds: float) -> None:
     """Wait for a condition inside `with lock:`, an RLock and the condition's own; it is held after that in any case.
 
-    Ctrl-C just after `Condition.wait` has let go of its lock would leave it so, and the `with` would fail at its end.
+    Ctrl-C just after `Condition.wait` has released its lock would leave it released, and the `with` would then fail.
     """
     try:
         cond.wait(seconds)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class BaseLoader(StreamedPasses):
     """Iterable of batches in an order that can be saved and resumed; base class of `Loader` and `Mix`.
 
-    Iterating again after the end, or after `break`, starts the next pass; after `load_state_dict` iteration goes on
+    Iterating again after the end, or after `break`, starts the next pass; after `load_state_dict` iteration resumes
     exactly where the state was taken. One iterator at a time: a new one ends the one before it, which raises
     LoaderClosed if it is asked for more.
     """
@@ -38,7 +38,7 @@ class BaseLoader(StreamedPasses):
         )
 
     def __len__(self) -> int:
-        """Return the batches that this iteration gives in all, or that the next one will; exact, constant meanwhile."""
+        """Return the batches that this iteration gives in all, or that the next one will; exact, constant in a pass."""
         self._progress.settle()
         stream = self._stream()
         length = self.count(self.next_start()) if stream is None or stream.is_over else stream.length
@@ -59,9 +59,9 @@ class BaseLoader(StreamedPasses):
         """Return the place of this run as small JSON: what the consumer has received, not what was prefetched.
 
         The same on every rank at the same step; under remainder="uneven", where ranks have unequal numbers of batches,
-        only in the first epoch of a pass: in later ones it names its rank, which alone can go on from it. Behind the
-        last batch of a pass it is the start of the next one; see `pass_number`. Costs microseconds; the first time
-        3 to 15 for each column chunk, to digest what the footers say about them.
+        only in the first epoch of a pass: in later ones it names its rank, and only that rank can resume from it.
+        After the last batch of a pass it is the start of the next one; see `pass_number`. Costs microseconds; the
+        first time 3 to 15 for each column chunk, to digest what the footers say about them.
         """
         return self.state_of(self.place())
 
@@ -89,7 +89,7 @@ class BaseLoader(StreamedPasses):
 
     @abstractmethod
     def place_of(self, state: Mapping[str, Any]) -> Any:
-        """Return the place of a state; StateMismatch or BudgetError if this loader cannot go on from it."""
+        """Return the place of a state; StateMismatch or BudgetError if this loader cannot resume from it."""
 
     @abstractmethod
     def place_at(self, pass_number: int) -> Any:

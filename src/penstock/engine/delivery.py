@@ -116,7 +116,7 @@ class Place:
 
     @property
     def cursor(self) -> Cursor:
-        """The place in terms of the global order; at the start of a pass all ranks are together again."""
+        """The place in terms of the global order; at the start of a pass it is the same on all ranks."""
         if self._cursor is None:
             plan: Any = self.plan
             cursor = plan.after(self.steps)
@@ -191,7 +191,7 @@ class Delivery(NamedTuple, Generic[B]):
 
     batch: B
     place: Any
-    """`Place` of a loader, or that of a mix; opaque, to be given to `Stream.received`."""
+    """`Place` of a loader, or `MixPlace` of a mix; opaque, to be given to `Stream.received`."""
     origin: Origin
     num_rows: int
     skipped: tuple[Skipped, ...] = ()
@@ -351,7 +351,7 @@ class Stream(ABC, Generic[B]):
     def map(self, function: Callable[[Delivery[B]], C], *, ahead: int = 0) -> Stream[C]:
         """Return the stream with each batch replaced by what the function makes of its delivery.
 
-        `ahead` 0: called in the taking thread; n: by a thread of its own, up to n deliveries ahead of the consumer.
+        `ahead` 0: called in the taking thread; n: by a separate thread, up to n deliveries ahead of the consumer.
         Where the function fails, its batch was not received.
         """
         if not callable(function):
@@ -400,7 +400,7 @@ class StreamedPasses(ABC):
     def __init__(self, start: Any) -> None:
         self._progress = Acknowledged(start)
         self._stream: Callable[[], Stream[Batch] | None] = _none
-        """Weak: a stream that nobody holds any more (after `break`) ends at once, and its threads with it."""
+        """Weak: a stream that is no longer referenced (after `break`) ends at once, and its threads with it."""
         self._begun = 0
         """The pass of the stream that was opened last."""
         self._is_closed = False
@@ -443,7 +443,7 @@ class StreamedPasses(ABC):
         self._progress.begin(place)
 
     def next_start(self) -> Any:
-        """Return the place where the next iteration begins: after `break` that of the next pass."""
+        """Return the place where the next iteration begins: after `break` the start of the next pass."""
         self._progress.settle()
         with self._progress.lock:
             place = self._progress.place

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class CellLost(Exception):
-    """A cell cannot be made into a value: its row (of the chunk or batch at hand), its column, and the reason."""
+    """A cell cannot be made into a value: its row (of the current chunk or batch), its column, and the reason."""
 
     def __init__(self, row: int, column: str, reason: str) -> None:
         super().__init__(row, column, reason)

@@ -255,7 +255,7 @@ class EngineStream(Stream[Batch]):
         self._front: Callable[[], Stream[Any] | None] = lambda: None
         """Weak: the outermost stream with a thread that takes from here."""
         self._is_through = False
-        """Whether `take` came to the end of the pass: from then on it returns None, whatever becomes of the loader."""
+        """Whether `take` came to the end of the pass: then it returns None, also after the loader was closed."""
         self._last: Place = self._progress.place
         """Behind what was taken."""
         self._unacknowledged: deque[tuple[Place, int, tuple[Skipped, ...]]] = deque()
@@ -313,7 +313,7 @@ class EngineStream(Stream[Batch]):
 
     def received(self, place: Place, waited_s: float = 0.0) -> None:
         """Acknowledge all deliveries up to a place."""
-        if self.is_over:  # whatever comes late lies before the end
+        if self.is_over:  # a late acknowledgement is of an earlier place
             return
         self._progress.check(self._number)  # before the lock, which a forked child may never get
         record, waiting = self._record, self._unacknowledged

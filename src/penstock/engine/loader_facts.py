@@ -78,7 +78,7 @@ class LoaderFacts(BaseLoader):
         return None if found is None else found.filter.digest
 
     def place_of(self, state: Mapping[str, Any]) -> Place:
-        """Return the place of a state; StateMismatch or BudgetError if this loader cannot go on from it."""
+        """Return the place of a state; StateMismatch or BudgetError if this loader cannot resume from it."""
         loaded = State.from_json(state)
         inputs = self._inputs
         content = None if loaded.content is None else inputs.source.content()
@@ -193,7 +193,7 @@ class LoaderFacts(BaseLoader):
         return describe_columns(self._inputs, self._setup.stages)
 
     def may_be_null(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of the stored columns among `names` that may hold nulls, by their fields and footers."""
+        """Return which of `names` are stored columns that may hold nulls, according to their fields and footers."""
         stored = {column.name for column in self._inputs.columns}
         return may_hold_nulls(self._inputs.source, [name for name in names if name in stored])
 

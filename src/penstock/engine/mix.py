@@ -343,7 +343,7 @@ class MixStream(Stream[Batch]):
 
     def received(self, place: MixPlace, waited_s: float = 0.0) -> None:
         """Acknowledge all deliveries up to a place, with the loaders they came from."""
-        if self.is_over:  # whatever comes late lies before the end
+        if self.is_over:  # a late acknowledgement is of an earlier place
             return
         self._progress.check(self._number)  # before the lock, which a forked child may never get
         waiting = self._unacknowledged

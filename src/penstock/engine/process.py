@@ -3,9 +3,9 @@
 A thread of the run gathers a batch (still encoded) into unnamed shared memory, its process decodes and transforms it
 into another block, and the thread hands that memory out as the batch: nothing large is pickled. Each thread owns one
 process and has one job with it at a time. A process that dies shows as a closed pipe and becomes `WorkerDied`; a parent
-that dies shows the same way and ends the process. Blocks are used again once the user has let go of the batch.
+that dies shows the same way and ends the process. Blocks are used again once the user has dropped the batch.
 
-Shared blocks have no name in any file system, so that nothing can be left behind, whoever dies. Linux: memfd; other
+Shared blocks have no name in any file system, so nothing is left behind if a process dies. Linux: memfd; other
 POSIX systems: a temporary file that is unlinked at once; Windows: a mapping whose name is random and which the system
 removes with its last handle.
 """
@@ -157,7 +157,7 @@ class _SharedLease:
 
 
 class ProcessStages:
-    """Runs stages in a process of its own; which a thread of the engine waits for."""
+    """A process that runs stages for one thread of the engine, which waits for its answer."""
 
     def __init__(self, payload: Payload, start_method: str | None) -> None:
         self._payload = payload

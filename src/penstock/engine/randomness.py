@@ -59,7 +59,7 @@ def transform_wants(transform: Callable[..., Any] | None) -> frozenset[str]:
 
 
 def generators(wants: frozenset[str], key: tuple[int, int], counter: tuple[int, int, int]) -> dict[str, Any]:
-    """Return those of `rng` and `generator` that are wanted.
+    """Return the requested generators: `rng`, `generator` or both.
 
     `key` is (seed, epoch), `counter` the last three words of the counter. `generator` is seeded by the first word of
     the stream that `rng` is made of.

@@ -68,9 +68,9 @@ class Steps:
     own_s: NDArray[np.float64]
     """Seconds from the batch before to asking for this one: the consumer's own work, 0 where it was a pause."""
     stage_s: Mapping[str, NDArray[np.float64]]
-    """Seconds of read, gather, finish (decoding and transform) and hand-over meanwhile, summed over threads."""
+    """Seconds of read, gather, finish (decoding and transform) and hand-over in that time, summed over threads."""
     bytes_read: int
-    """Bytes read meanwhile, as they lie in memory."""
+    """Bytes read in that time, as they are in memory."""
     num_pauses: int
     """Steps before which the consumer did something else."""
 
@@ -231,7 +231,7 @@ class Report:
         return "\n  ".join([*lines, f"advice      {self.advice}"])
 
     def _table(self) -> list[str]:
-        """Return lines of a few steps each: what they waited for each batch, and what was done meanwhile."""
+        """Return lines of a few steps each: the wait for each batch, and the work done in that time."""
         steps = self.steps
         size = -(-len(steps) // MOST_LINES)
         lines = [f"{'steps':>15}  {'waited a step':>13}  {'of the step':>11}  busiest stage"]

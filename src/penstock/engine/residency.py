@@ -264,7 +264,7 @@ class Residency:
     def _room_for(self, chunk: int, first: int, *, tick: int, force: bool) -> bool:
         """Find room for one more read that is first needed at tick `first`, by letting go of what is needed later.
 
-        Lets nothing go in vain: only where that gives room enough, or where the read is done in any case (`force`).
+        Evicts only if that makes enough room, or if the read is done in any case (`force`).
         """
         return self._free(int(self.chunk_bytes[chunk] + self.read_bytes[chunk]), first, tick=tick, force=force)
 

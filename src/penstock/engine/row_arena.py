@@ -40,7 +40,7 @@ _MOST_WASTE = 1.3
 _LEAST_COLUMNS = 4
 """With fewer columns a take for each column is as good as records."""
 _BLOCK_BYTES = 1 << 19
-"""Rows are turned into columns in blocks of this size, which stay in the second-level cache meanwhile."""
+"""Rows are turned into columns in blocks of this size, which fit into the second-level cache."""
 
 
 class Records:

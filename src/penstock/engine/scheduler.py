@@ -8,14 +8,14 @@ What happens to the threads, in every case:
 
 - **End of the pass.** The last batch is out, `next` raises StopIteration, and the threads are stopped and joined.
 - **break, del, garbage collection.** The iterator's finalizer stops the run; threads end after the task they are in.
-- **Exception in the consumer.** The same, as soon as the traceback lets go of the iterator, or on `close()`.
+- **Exception in the consumer.** The same, as soon as the traceback releases the iterator, or on `close()`.
 - **Exception in a task** (file, codec, transform). Kept with the span it belongs to and raised when the consumer gets
   there, after every batch before it; then the run is stopped.
-- **Ctrl-C.** The consumer waits on a condition, which a signal interrupts; the run is stopped, the interrupt goes on.
+- **Ctrl-C.** The consumer waits on a condition, which a signal interrupts; the run is stopped, the error propagates.
 - **A process of the pool dies.** Its thread sees the closed pipe and keeps a WorkerDied with the span (see `process`).
 - **Interpreter exit.** Threads are daemons, so exit does not wait for them; the finalizer stops and joins them first,
   for at most `EXIT_WAIT_S` beyond a running call.
-- **Fork.** A child has no threads of ours: a stream's `take` raises LoaderClosed there instead of waiting forever.
+- **Fork.** A child has none of these threads: a stream's `take` raises LoaderClosed there instead of waiting forever.
 
 No hang: a read that the next batch needs is always allowed when the consumer waits and nothing else is running, even
 beyond the budget (the user may hold on to any number of batches).
@@ -111,7 +111,7 @@ class Scheduler:
         self._over = False
         """Whether the last batch is out."""
         self._failure: BaseException | None = None
-        """What ended a thread: a bug of ours, raised in the consumer."""
+        """What ended a thread: an internal error, raised in the consumer."""
         self._waiting = False
         self._running = 0
         self._building = 0
@@ -134,7 +134,7 @@ class Scheduler:
         self._cut_step = 0
         self._returned: deque[int] = deque()
         self._cells: dict[int, int] = {}
-        """Span number -> bytes of its decoded cells of variable shape, from before it is made to when it is let go."""
+        """Span number -> bytes of its decoded cells of variable shape, from before it is made until it is released."""
         self._num_short = 0
         """Threads that wait for room for such cells."""
         builder.room.wait = self._reserve
@@ -153,7 +153,7 @@ class Scheduler:
                     one = self._ready.popleft()
                 except IndexError:
                     continue
-            elif not self._wait():  # outside: what is raised here shall not name an IndexError
+            elif not self._wait():  # outside the suppress block: errors raised here must not chain to an IndexError
                 break
         if one is None:
             self.stop()
@@ -188,7 +188,7 @@ class Scheduler:
             with self._starting:  # two consumers must not start two sets of them
                 if not self._threads and not self._stopped and not self._over:
                     for process in self._processes:
-                        process.start()  # before any thread of ours: a forked process must not inherit a held lock
+                        process.start()  # before the threads: a forked process must not inherit a held lock
                     for index in range(self._limits.workers):
                         thread = OwnThread(target=self._work, args=(index,), name=f"penstock-{index}", daemon=True)
                         self._threads.append(thread)
@@ -483,7 +483,7 @@ class Scheduler:
 
     def _lend(self, chunk: Chunk) -> None:
         """Count a chunk whose views may have gone out until the last of them is gone."""
-        # Every column has memory of its own; eight of them stand for all, or 1,000 columns would cost milliseconds.
+        # Every column has its own memory; eight of them are watched for all, as 1,000 would cost milliseconds.
         some = chunk.parts[:: -(-len(chunk.parts) // 8)]
         bases = {id(base): base for part in some if (base := part.lent_base()) is not None}
         if not bases:

@@ -266,7 +266,7 @@ class FilterRows(Stage):
             draft.lose(Lost(row, "", None) for row in rows[drop].tolist())
 
     def names(self, names: list[str]) -> list[str]:
-        """Return the columns without those of the filter."""
+        """Return the columns without those read for the filter only."""
         return [name for name in names if name not in self.hidden]
 
 
@@ -281,7 +281,7 @@ class Fold(Stage):
     is_slow: ClassVar[bool] = True
 
     def __call__(self, draft: Draft) -> None:
-        """Replace the columns of distinct rows by those of windows."""
+        """Replace columns of rows by columns of windows."""
         windows, steps = draft.windows(), self.steps or dict.fromkeys(draft.columns, None)
         draft.columns = {
             name: _folded(draft.columns[name], windows if listed is None else windows[:, list(listed)])

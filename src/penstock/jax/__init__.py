@@ -106,7 +106,7 @@ def loader(
 class Loader(LoaderProxy):
     """Iterable of batches on the device; made by `penstock.jax.loader`.
 
-    Everything but the batches is that of the loader of NumPy batches behind it, `native`: passes, length, state and
+    Everything but the batches is forwarded to the loader of NumPy batches, `native`: passes, length, state and
     plan.
     """
 

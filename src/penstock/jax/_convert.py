@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Batch = dict[str, Any]
 
 _HOST_KINDS = frozenset("mMOSUT")
-"""Kinds of NumPy dtypes that JAX has no form for; kind V is also that of bfloat16, which it has."""
+"""Kinds of NumPy dtypes that JAX has no form for; kind V also includes bfloat16, which JAX has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Convert:
 
 
 def _filled(values: Any) -> NDArray[Any]:
-    """Return a masked array with its fill below the mask: ours where it has none of its own, not NumPy's 999999."""
+    """Return a masked array's data, filled below the mask: with its own fill value, else ours, not NumPy's 999999."""
     own = getattr(values, "_fill_value", None) is not None or values.dtype.kind == "O"
     return cast("NDArray[Any]", values.filled() if own else values.filled(fill_value(values.dtype)))
 

@@ -181,7 +181,7 @@ class Deck:
     def mark_of(self, value: Mapping[str, Any]) -> Mark:
         """Return the place that `to_json` gave; StateMismatch where it is damaged or of another seed.
 
-        Weights and stop policy are those of this deck: another run may go on with others.
+        Weights and stop policy are not part of it: a resumed run may have others.
         """
         count = len(self.ended)
         if not isinstance(value, Mapping):

@@ -40,12 +40,12 @@ class Visits:
         return len(self.chunk)
 
     def merged(self) -> Visits:
-        """Return the stays with those of one chunk that overlap or touch made one: each is one read of the chunk."""
+        """Return the stays with overlapping or touching stays of a chunk merged: each is one read of the chunk."""
         if not len(self) or np.bincount(self.chunk).max() == 1:
             return self
         by_chunk = np.lexsort((self.first, self.chunk))
         chunk, first, last = self.chunk[by_chunk], self.first[by_chunk], self.last[by_chunk]
-        # One running maximum serves all chunks, as each has a range of its own; chunks x items stays below 2^63.
+        # One running maximum serves all chunks, as each has a separate range; chunks x items stays below 2^63.
         offset = chunk * (int(last.max()) + 1)
         reach = np.maximum.accumulate(last + offset)
         opens = np.flatnonzero(np.concatenate(([True], (first + offset)[1:] > reach[:-1])))

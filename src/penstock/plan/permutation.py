@@ -19,7 +19,7 @@ CHUNKS, BLOCKS, AUGMENTATION, DRAWS = 0, 1, 2, 3
 
 
 class Words:
-    """The random words of one (seed, epoch): a stream of its own for each (a, b, kind).
+    """The random words of one (seed, epoch): a separate stream for each (a, b, kind).
 
     Raw words of `Philox(key=[seed, epoch], counter=[0, a, b, kind])`, because NumPy pins bit generators across versions
     but not `Generator.permutation`. Not to be shared by threads.

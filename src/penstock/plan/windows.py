@@ -242,7 +242,7 @@ class WindowTable:
     ) -> WindowTable:
         """Find all windows from the timestamps of each chunk's rows, chunk by chunk in stored order.
 
-        `chunks` is gone through once and never held: memory is that of two chunks and the table. Chunks without rows
+        `chunks` is consumed once and not kept: this takes the memory of two chunks and the table. Chunks without rows
         give empty arrays. Without `span` windows stay within a chunk. With `span` windows continue into the following
         chunks, over several if they are short; where the first timestamp of a chunk is before the last one so far, a
         new stretch of time begins, as it does at the chunks in `breaks`. NotSorted names chunk and row.

@@ -320,7 +320,7 @@ class _Arrays:
         except BaseException:
             self._over = self._failed = True
             self._stream.stop()
-            if exiting():  # nobody is left to read of it
+            if exiting():  # nothing will read it any more
                 raise StopIteration from None
             raise
         raise StopIteration
@@ -348,7 +348,7 @@ class Batches(LoaderProxy, tf.data.Dataset):  # type: ignore[misc]
         self.penstock = loader
         """The loader behind."""
         self.native = loader.native
-        tf.data.Dataset.__init__(self, self._outer._variant_tensor)  # by name: that of TF1 takes no argument
+        tf.data.Dataset.__init__(self, self._outer._variant_tensor)  # not super(): that of TF1 takes no argument
 
     def _inputs(self) -> list[Any]:
         return [self._outer]
@@ -370,7 +370,7 @@ class Batches(LoaderProxy, tf.data.Dataset):  # type: ignore[misc]
     def __len__(self) -> int:
         """Return the batches that the next iteration gives, exact: after `load_state_dict` those that are left.
 
-        `cardinality()` is that of a whole pass, also then: Keras takes it for the length of every epoch to come.
+        `cardinality()` counts a whole pass, also then: Keras takes it as the length of all later epochs.
         """
         length = _length(self.native)
         if length is None:

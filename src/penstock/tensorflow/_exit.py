@@ -32,7 +32,7 @@ def _end_iterators() -> None:
 
 
 def _is_ours(dataset: Any) -> bool:
-    """Tell whether batches of ours go into a dataset."""
+    """Tell whether a dataset is, or is made from, one of this package."""
     if dataset is None:
         return False
     return getattr(dataset, "penstock", None) is not None or any(map(_is_ours, dataset._inputs()))

@@ -116,7 +116,7 @@ def _dense(form: Form, values: Any) -> tuple[list[NDArray[Any]], NDArray[np.bool
 
 
 def _filled(values: Any) -> NDArray[Any]:
-    """Return a masked array with its fill below the mask: ours where it has none of its own, not NumPy's 999999."""
+    """Return a masked array's data, filled below the mask: with its own fill value, else ours, not NumPy's 999999."""
     own = getattr(values, "_fill_value", None) is not None or values.dtype == OBJECT
     return cast("NDArray[Any]", values.filled() if own else values.filled(fill_value(values.dtype)))
 
@@ -373,7 +373,7 @@ def windowed(form: Form, steps: int) -> Form:
 
 
 def value_form(name: str, values: Any, *, nullable: bool) -> Form:
-    """Return the form of a column by its values in one batch: all axes but that of the batch are taken as they are."""
+    """Return the form of a column by its values in one batch: all axes but the first keep their size."""
     if isinstance(values, np.ndarray) and values.dtype != OBJECT:
         dtype = OBJECT if values.dtype.kind in "US" else values.dtype.newbyteorder("=")
         _check_dtype(name, dtype)

@@ -144,7 +144,7 @@ class Loader(LoaderProxy):
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of pass `epoch` (of that epoch, with the default epochs=1), as a sampler would.
 
-        Never needed: every pass has an order of its own. Does nothing in the pass that a loaded state belongs to, so
+        Never needed: every pass has its own order. Does nothing in the pass that a loaded state belongs to, so
         that a resumed run may call it before every epoch; going back from there raises PlanError.
         """
         if not isinstance(epoch, numbers.Integral) or isinstance(epoch, bool) or epoch < 0:

@@ -90,7 +90,7 @@ class PassBoard:
         """Return the iteration that a worker begins.
 
         Args:
-            who: A key that all workers of an iteration have in common, and rarely with those of another one.
+            who: A key that all workers of an iteration have in common, and that rarely repeats in another one.
             worker: Its index.
             commands: How many commands it has seen.
             in_pass: The pass, if the worker knows it; None: that of the other workers of this iteration, or the one

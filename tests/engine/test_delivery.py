@@ -176,6 +176,41 @@ def test_dropping_the_outermost_stream_ends_all_threads(loader):
     assert not ours()
 
 
+def test_a_stopped_stream_with_a_thread_ahead_says_why(loader):
+    stream = loader.stream().map(lambda delivery: delivery.batch, ahead=2)
+    stream.take()
+    running = iter(loader)
+    with pytest.raises(LoaderClosed, match="another one was made of the same loader"):
+        stream.take()
+    del running
+
+
+def test_closing_waits_for_the_thread_ahead(loader):
+    go_on = threading.Event()
+
+    def blocks(delivery):
+        if delivery.origin.first:
+            threading.Timer(0.2, go_on.set).start()
+            go_on.wait()
+        return delivery.batch
+
+    stream = loader.stream().map(blocks, ahead=1)
+    stream.take()
+    loader.close()
+    assert not ours()
+
+
+def test_a_stream_whose_transform_fails_has_no_threads_left():
+    def fails(batch):
+        raise ValueError("no")
+
+    with dataset(FILES) as ds, ds.loader(batch_size=5, transform=fails) as loader:
+        stream = loader.stream()
+        with pytest.raises(penstock.errors.TransformError):
+            stream.take()
+        assert not ours()
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_forked_child_is_told(loader, ahead):
     stream = loader.stream().map(lambda delivery: 1, ahead=ahead)

@@ -126,6 +126,74 @@ def test_an_error_comes_where_its_number_would(make):
     stream.stop()
 
 
+def in_time(function):
+    """Return what a call raises; it fails where the call does not return."""
+    raised = []
+
+    def call():
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20)
+    if thread.is_alive():
+        faulthandler.dump_traceback(all_threads=True)
+    assert not thread.is_alive()
+    return raised[0] if raised else None
+
+
+def fails_at_one(number):
+    if number == 1:
+        raise ValueError("one")
+    return number
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda source: source.map(lambda one: fails_at_one(one.batch), ahead=2),
+        lambda source: source.map(lambda one: fails_at_one(one.batch), ahead=2).map(lambda one: one, ahead=1),
+        lambda source: Prefetched(source, lambda one: one.batch, 2).when_taken(fails_at_one),
+        lambda source: source.map(lambda one: fails_at_one(one.batch)),
+    ],
+    ids=["function", "in a row", "when taken", "not ahead"],
+)
+def test_an_error_stops_the_stream_so_that_nothing_comes_after_the_gap(make):
+    source = Numbers(9)
+    stream = make(source)
+    assert stream.take().place == 0
+    with pytest.raises(ValueError, match="one"):
+        stream.take()
+    assert source.stopped.is_set()
+    if isinstance(stream, Prefetched):
+        for _ in range(2):
+            assert isinstance(in_time(stream.take), LoaderClosed)
+
+
+class Waiting(threading.Condition):
+    """A condition that says when a thread ahead waits for it."""
+
+    waits = threading.Event()
+
+    def wait(self, timeout=None):
+        if isinstance(threading.current_thread(), OwnThread):
+            self.waits.set()
+        return super().wait(timeout)
+
+
+def test_a_thread_without_room_waits_and_does_not_spin(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Condition", Waiting)
+        stream = alone(Numbers(9), 2)
+    Waiting.waits.clear()
+    stream.take()
+    assert Waiting.waits.wait(10)
+    stream.stop()
+
+
 def test_it_works_ahead_by_its_depth_and_no_further(make):
     source = Numbers(100)
     stream = make(source, 3)
@@ -194,11 +262,8 @@ def test_a_finalizer_does_not_wait_without_limit_for_a_running_call(monkeypatch)
     held = [Numbers(9).map(blocks, ahead=1)]
     held[0].take()
     assert begun.wait(5)
-    dropping = threading.Thread(target=held.clear, daemon=True)
-    dropping.start()
-    dropping.join(20)
     try:
-        assert not dropping.is_alive()
+        in_time(held.clear)
     finally:
         go_on.set()
 

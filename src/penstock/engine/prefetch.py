@@ -87,9 +87,12 @@ class Prefetched(Wrapping[B, C]):
         self._finalizer = weakref.finalize(self, self._queue.stop, EXIT_WAIT_S)
 
     def take(self) -> Delivery[C] | None:
-        """Return the next delivery; waits for the thread where none is ready."""
+        """Return the next delivery; waits for the thread where none is ready. An error stops the stream."""
         try:
             return self._next()
+        except BaseException:  # a batch is lost: nothing may come after the gap
+            self.stop()
+            raise
         finally:
             self._queue.wake()
 
@@ -179,17 +182,15 @@ class _Queue(Generic[B, C]):
             if self._thread is None and not self._stopped:
                 self._thread = OwnThread(target=self._work, name="penstock-feed", daemon=True)
                 self._thread.start()
-            while not self._ready:
-                if self._over:
-                    return None
-                if self._stopped:
-                    self._source.take()  # says why it was ended, if somebody else ended it
-                    raise LoaderClosed(AWAITED)
+            while not self._ready and not self._stopped and not self._over:
                 wait_in(self._lock, self._cond, _LOOK_S)
-            found = self._ready.popleft()
-            self._over = self._over or found is None
-            self._stopped = self._stopped or isinstance(found, BaseException)
+            if self._over:
+                return None
+            found = LoaderClosed(AWAITED) if self._stopped else self._ready.popleft()
+            self._over = found is None
         try:
+            if self._stopped:
+                self._source.take()  # says why it was ended, if somebody else ended it
             if isinstance(found, BaseException):
                 raise found
             if found is None or self.finish is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -61,6 +63,20 @@ def test_a_block_is_used_again_when_the_last_tensor_of_its_batch_is_gone():
     assert len(sender._blocks) == 2
     assert same(second["image"], BATCH["image"])
     assert same(third["image"], BATCH["image"] + 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_that_drops_its_copy_frees_no_block():
+    sender, receiver = Sender(), Receiver()
+    got = receiver.unpack(sender.pack(BATCH), 0)
+    pid = os.fork()
+    if not pid:
+        del got
+        os._exit(0)
+    os.waitpid(pid, 0)
+    sender.pack({**BATCH, "image": BATCH["image"] + 1})
+    assert same(got["image"], BATCH["image"])
 
 
 def test_larger_batches_get_larger_blocks():

@@ -126,14 +126,16 @@ def _is_plain(tensor: Any) -> bool:
 class _BlockLease:
     """Tells the worker that a block may be reused once no tensor refers to it."""
 
-    __slots__ = ("__array_interface__", "_memory")
+    __slots__ = ("__array_interface__", "_memory", "_pid")
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory = memory
+        self._pid = os.getpid()
         self.__array_interface__ = memory.__array_interface__
 
     def __del__(self) -> None:
-        self._memory[0] = 0
+        if os.getpid() == self._pid:  # a forked child drops a copy: the tensors here are in use
+            self._memory[0] = 0
 
 
 class Receiver:

@@ -50,6 +50,33 @@ def test_states_resume_exactly(kinds, loader_class, factory, shuffled, num_epoch
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("failing", ["transform", "collate_fn"])
+def test_a_batch_whose_transform_or_collation_fails_was_not_received(numbers, factory, failing):
+    def fails_once(value):
+        if len(seen) == 21 and not failed:
+            failed.append(value)
+            raise ValueError("once")
+        return value if failing == "transform" else torch.utils.data.default_collate(value)
+
+    def make(**options):
+        return DataLoader(factory(numbers, shuffle_row_groups=False, workers_count=1), 7, **options)
+
+    def read(loader):
+        for batch in loader:
+            seen.extend(batch["id"].tolist())
+
+    seen, failed = [], []
+    with make(**{failing: fails_once}) as loader:
+        with pytest.raises(ValueError, match="once"):
+            read(loader)
+        state = loader.state_dict()
+    with make() as rest:
+        rest.load_state_dict(state)
+        read(rest)
+    assert seen == list(range(NUM_ROWS))
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
 def test_mixes_of_readers_resume_exactly(numbers, factory):
     def make():
         readers = [factory(numbers, seed=s, workers_count=1) for s in (1, 2)]

@@ -133,8 +133,9 @@ class _FeedLoader(LoaderBase, ABC):
     def _iter_impl(self) -> Iterator[Any]:
         if not self._feed.buffer_rows:
             for batch in cut(self._feed, self.batch_size):
+                made = self._batch(batch.columns)  # first: where a function of the user fails, nothing was received
                 self._feed.received(batch.block, batch.end)
-                yield self._batch(batch.columns)
+                yield made
             self._feed.finish()
             return
         num_rows, out = -1, 0

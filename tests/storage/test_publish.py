@@ -1,8 +1,10 @@
 """A file or folder appears under its final name complete or not at all, on local disks, SFTP-like ones and stores."""
 
+import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import fsspec.implementations.local
 import pytest
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
+from penstock.errors import StoreUnavailable
 from penstock.storage import publish as publish_module
 from penstock.storage.publish import (
     can_rename,
@@ -126,6 +130,49 @@ def test_a_rename_that_does_not_overwrite_files_is_helped(tmp_path: Path, monkey
     assert ((tmp_path / "a").read_text(), names(tmp_path)) == ("new", ["a"])
 
 
+class Unreliable(fsspec.implementations.local.LocalFileSystem):
+    """An SFTP server whose renames fail: before the server has renamed, after it, or by refusing to overwrite."""
+
+    protocol = ("sftp",)
+    cachable = False
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__()
+        self.faults = list(faults)
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "down":
+            raise TimeoutError("timed out")
+        if fault == "refuses" and os.path.exists(path2):
+            raise OSError(f"{path2} exists")
+        os.rename(path1, path2)
+        if fault == "lost":
+            raise TimeoutError("timed out")
+
+
+@pytest.mark.parametrize(
+    ("faults", "text"),
+    [
+        (["lost"], "new"),
+        (["down", "lost"], "new"),
+        (["refuses", "lost", "lost"], "new"),
+        (["refuses", "down", "", "down", ""], "new"),
+        (["down"] * 99, "old"),
+        (["refuses"] + ["down"] * 8, "old"),
+        (["refuses", ""] + ["down"] * 8, "old"),
+    ],
+)
+def test_a_rename_whose_answer_is_lost_or_never_comes_loses_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[str], text: str
+) -> None:
+    monkeypatch.setattr("penstock.storage.faults._FIRST_PAUSE_S", 0.0)
+    (tmp_path / "a").write_text("old")
+    with contextlib.nullcontext() if text == "new" else pytest.raises(StoreUnavailable, match="timed out"):
+        put(PyFileSystem(FSSpecHandler(Unreliable(*faults))), str(tmp_path / "a"), b"new")
+    assert ((tmp_path / "a").read_text(), names(tmp_path)) == (text, ["a"])
+
+
 class TestPublishFolder:
     @pytest.mark.parametrize("there", ["nothing", "empty", "folder", "file", "link"])
     @pytest.mark.parametrize("can_exchange", [True, False])
@@ -154,6 +201,23 @@ class TestPublishFolder:
         folder(tmp_path / "made", "new")
         publish_folder(RENAMING, str(tmp_path / "made"), str(tmp_path / "a"))
         assert ((tmp_path / "a" / "x").read_text(), names(tmp_path)) == ("new", ["a"])
+
+    def test_a_folder_that_another_process_puts_there_meanwhile_is_checked_too(self, tmp_path: Path) -> None:
+        class Late(Unreliable):
+            def mv(self, path1: str, path2: str, **_: Any) -> None:
+                if not (tmp_path / "a").exists():
+                    folder(tmp_path / "a", "other")
+                shutil.move(path1, path2)  # into a folder that is there, as HDFS does
+
+        def refuse() -> None:
+            raise FileExistsError("keep it")
+
+        folder(tmp_path / "made", "new")
+        fs = PyFileSystem(FSSpecHandler(Late()))
+        with pytest.raises(FileExistsError, match="keep it"):
+            publish_folder(fs, str(tmp_path / "made"), str(tmp_path / "a"), check=refuse)
+        assert (names(tmp_path / "a"), (tmp_path / "a" / "x").read_text()) == (["x"], "other")
+        assert (tmp_path / "made" / "x").read_text() == "new"
 
     def test_the_check_is_asked_before_anything_is_replaced(self, fs: Any, tmp_path: Path) -> None:
         def refuse() -> None:

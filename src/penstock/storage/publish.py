@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
+from penstock.errors import StoreError
+from penstock.storage.faults import attempt
 from penstock.storage.store import store_of
 
 if TYPE_CHECKING:
@@ -107,12 +109,11 @@ def publish_file(fs: FileSystem, made: str, path: str, *, sync: bool = False) ->
             sync_folders(fs, [posixpath.dirname(path)])
         return
     try:
-        fs.move(made, path)
-    except FILESYSTEM_ERRORS:
-        if fs.get_file_info(path).type != FileType.File:
+        _rename(fs, made, path)
+    except FILESYSTEM_ERRORS as error:
+        if isinstance(error, StoreError) or fs.get_file_info(path).type != FileType.File:
             raise
-        fs.delete_file(path)  # HDFS does not rename to the name of an existing file
-        fs.move(made, path)
+        publish_folder(fs, made, path)  # HDFS does not rename to the name of an existing file: move that aside first
 
 
 def publish_folder(fs: FileSystem, made: str, path: str, *, check: Callable[[], None] | None = None) -> None:
@@ -177,8 +178,10 @@ def _create(fs: FileSystem, made: str, path: str) -> bool:
         if fs.get_file_info(path).type == FileType.NotFound:
             raise
         return False  # another process was faster: a folder cannot be renamed to one that is not empty
+    if isinstance(fs, LocalFileSystem) or fs.get_file_info(path).type != FileType.Directory:
+        return True
     inside = posixpath.join(path, posixpath.basename(made))
-    if not isinstance(fs, LocalFileSystem) and fs.get_file_info(inside).type != FileType.NotFound:
+    if fs.get_file_info(inside).type != FileType.NotFound:
         _rename(fs, inside, made)  # HDFS and fsspec move a folder into an existing one
         return False
     return True
@@ -209,8 +212,16 @@ def _replace(fs: FileSystem, made: str, path: str) -> str | None:
 def _rename(fs: FileSystem, source: str, target: str) -> None:
     if isinstance(fs, LocalFileSystem):
         os.rename(source, target)
-    else:
-        fs.move(source, target)
+        return
+
+    def move() -> None:
+        try:
+            fs.move(source, target)
+        except FILESYSTEM_ERRORS:  # the store may have renamed before its answer was lost
+            if fs.get_file_info(source).type != FileType.NotFound or fs.get_file_info(target).type == FileType.NotFound:
+                raise
+
+    attempt(move, target)
 
 
 def _remove_empty(fs: FileSystem, path: str) -> None:

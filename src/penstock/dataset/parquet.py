@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.dataset.catalog import FileCatalog
+from penstock.dataset.columns import resolve_columns
 from penstock.dataset.expand import MemoryLimit
 from penstock.dataset.files import FileSource, fixed_bytes, open_catalog
 from penstock.dataset.footer_statistics import FooterStatistics
@@ -221,6 +222,11 @@ def open_parquet(  # noqa: PLR0913 - what `penstock.open` takes, flat
     catalog = FileCatalog(sources, storage_options, filesystem, as_root, format)
     reading = ParquetFormat(cache, verify)
     return open_catalog(catalog, reading, ParquetSource, columns=columns, schema=schema, on_error=on_error)
+
+
+def source_of(scan: Scan, *, on_error: OnError) -> ParquetSource:
+    """Return the source of files whose footers have been read, for tools that look at footers themselves."""
+    return ParquetSource(scan, resolve_columns(scan, None, None), ParquetFormat(), on_error=on_error, version=None)
 
 
 def as_parquet(source: Source) -> ParquetSource:

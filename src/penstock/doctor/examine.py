@@ -11,8 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.columns import resolve_columns
-from penstock.dataset.parquet import ParquetFormat, ParquetSource
+from penstock.dataset.parquet import source_of
 from penstock.doctor import checks
 from penstock.doctor.facts import gather_facts
 from penstock.doctor.labels import check_label, find_label
@@ -101,8 +100,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
 def _open(scan: Scan) -> tuple[Source | None, str | None]:
     """Open the dataset, without damaged files; or return why it does not open."""
     try:
-        columns = resolve_columns(scan, None, None)
-        return ParquetSource(scan, columns, ParquetFormat(), on_error="skip", version=None), None
+        return source_of(scan, on_error="skip"), None
     except (SchemaError, MetadataError, BadFile) as error:
         return None, " ".join(str(error).split())
 

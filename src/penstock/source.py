@@ -242,7 +242,7 @@ def read_chunk(source: Source, chunk: int, columns: Sequence[str], *, limit_byte
     except PenstockError:
         raise
     except Exception as error:
-        from penstock.storage.faults import store_error  # late: only errors need it
+        from penstock.storage.fault_kinds import store_error  # late: only errors need it
 
         place = source.locate(chunk)
         known = store_error(error, place.path)

@@ -12,8 +12,8 @@ import pytest
 from penstock import halt
 from penstock.errors import BadFile, DatasetNotFound, StoreRefused, StoreUnavailable
 from penstock.storage import faults
-from penstock.storage.fault_kinds import fault_of
-from penstock.storage.faults import ATTEMPTS, attempt, store_error
+from penstock.storage.fault_kinds import fault_of, store_error
+from penstock.storage.faults import ATTEMPTS, attempt
 
 
 def named(name: str, *bases: type, **attributes: object) -> Exception:

@@ -199,7 +199,7 @@ class _Finder:
             refuse_marked(fs, top)
         if self.catalog.format is None and (top != path or posixpath.basename(top) == "data"):
             refuse_above(fs, top)
-        if len(visible) + len(side) < len(names) or not all(map(_ends_like_parquet, visible)):
+        if len(visible) + len(side) < len(names) or not all(name.lower().endswith(_ENDINGS) for name, _ in visible):
             self.refuse_others(fs, path, names)
         root = Root(fs, path, side) if top == path else self.root(fs, top)
         prefix = path.removeprefix(top).lstrip("/")
@@ -248,10 +248,6 @@ def root_folder(path: str) -> str:
     while "=" in posixpath.basename(path)[1:]:
         path = posixpath.dirname(path)
     return path
-
-
-def _ends_like_parquet(entry: tuple[str, int | None]) -> bool:
-    return entry[0].lower().endswith(_ENDINGS)
 
 
 def _only_parquet(files: Sequence[DataFile]) -> list[DataFile]:

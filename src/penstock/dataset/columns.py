@@ -105,7 +105,9 @@ def resolve_columns(scan: Scan, columns: Any, schema: Unischema | None) -> Colum
     known = Known(base, partitions, stored, stored_in, schema, scan.files[0].path, typed)
     wanted = known.wanted(columns)
     if schema is None:
-        check_stored(_all_stored(scan), wanted)
+        roots = {id(file.root): file.root for file in scan.files if file.root.names}
+        beside = [_schema_beside(root, ("_common_metadata",)) for root in roots.values() if len(roots) > 1]
+        check_stored(scan.stored + [(one, place) for one, place in beside if one is not None], wanted)
     for other, path in scan.schemas[1:]:
         flat = _flatten(other, path)
         check_agreement(base, flat, paths=(scan.schemas[0][1], path), wanted=wanted)
@@ -137,13 +139,6 @@ def _stored_schema(scan: Scan) -> tuple[Unischema | None, str]:
         return found if found[0] is not None else (find_schema(scan.metadata, path=first.path), first.path)
     stored = find_schema(scan.metadata, path=first.path)
     return (stored, first.path) if stored is not None else _schema_beside(first.root, ("_common_metadata",))
-
-
-def _all_stored(scan: Scan) -> list[tuple[Unischema, str]]:
-    """Return every schema that is stored with the dataset, once each, with the file that holds it."""
-    roots = list({id(file.root): file.root for file in scan.files if file.root.names}.values())
-    beside = [_schema_beside(root, ("_common_metadata",)) for root in roots if len(roots) > 1]
-    return scan.stored + [(schema, place) for schema, place in beside if schema is not None]
 
 
 def _schema_beside(root: Root, names: Iterable[str]) -> tuple[Unischema | None, str]:
@@ -291,16 +286,11 @@ def _pick(names: Sequence[str], known: set[str], item: Any) -> list[str]:
         raise ColumnNotFound(f"a column is asked for by name, field or regular expression; got {item!r}")
     if name in known:
         return [name]
-    leaves = [other for other in names if other.startswith(f"{name}.")]
-    found = leaves or (_matching(names, name) if isinstance(item, str) else [])
+    found = [other for other in names if other.startswith(f"{name}.")]
+    if not found and isinstance(item, str):
+        with contextlib.suppress(re.error):
+            expression = re.compile(name)
+            found = [other for other in names if expression.fullmatch(other)]
     if not found:
         raise ColumnNotFound(f"no column {name!r}, and none that it matches; {close_names(name, names)}")
     return found
-
-
-def _matching(names: Sequence[str], pattern: str) -> list[str]:
-    try:
-        expression = re.compile(pattern)
-    except re.error:
-        return []
-    return [name for name in names if expression.fullmatch(name)]

@@ -111,7 +111,10 @@ def _from_json(text: bytes, source: ParquetSource) -> dict[str, RowGroupIndexerB
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, InvalidOperation, binascii.Error) as exc:
         raise MetadataError(f"the stored row-group index is damaged ({exc!r}); {_AGAIN}") from exc
-    _check_range(found, len(source.facts.chunk_rows), source)
+    for indexer in found:
+        groups = set().union(*(indexer.get_row_group_indexes(value) for value in indexer.indexed_values))
+        if groups and not 0 <= min(groups) <= max(groups) < len(source.facts.chunk_rows):
+            raise _changed(source, f"{max(groups) + 1} or more")
     return {indexer.index_name: indexer for indexer in found}
 
 
@@ -120,13 +123,6 @@ def _changed(source: ParquetSource, then: Any) -> MetadataError:
         f"the dataset has changed since its row-group index was built ({then} row groups then, "
         f"{len(source.facts.chunk_rows)} in what is open now): the index would point at other rows; {_AGAIN}"
     )
-
-
-def _check_range(indexers: Iterable[RowGroupIndexerBase], num_chunks: int, source: ParquetSource) -> None:
-    for indexer in indexers:
-        groups = set().union(*(indexer.get_row_group_indexes(value) for value in indexer.indexed_values))
-        if groups and not 0 <= min(groups) <= max(groups) < num_chunks:
-            raise _changed(source, f"{max(groups) + 1} or more")
 
 
 # -- one index -----------------------------------------------------------------------------------------------------

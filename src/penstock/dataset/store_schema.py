@@ -86,16 +86,14 @@ def _write_summary(source: ParquetSource) -> None:
     for file, path in enumerate(source.facts.files):
         footer = source.footer(file).arrow
         footer.set_file_path(path)
+        if whole is None:
+            whole = footer
+            continue
         try:
-            whole = footer if whole is None else _appended(whole, footer)
+            whole.append_row_groups(footer)
         except RuntimeError as error:
             raise MetadataError(
                 f"{path} has other columns than {source.facts.files[0]}, and one _metadata cannot hold both; "
                 "leave use_summary_metadata out"
             ) from error
     replace_file(source.entries[0].root, SUMMARY_METADATA, whole.write_metadata_file)
-
-
-def _appended(whole: Any, footer: Any) -> Any:
-    whole.append_row_groups(footer)
-    return whole

@@ -28,19 +28,15 @@ def check_agreement(base: pa.Schema, other: pa.Schema, *, paths: tuple[str, str]
     for name in names:
         ours, theirs = here.get(name), there.get(name)
         if ours is None or theirs is None or not same_values(ours, theirs):
-            raise SchemaError(_disagreement(name, (ours, theirs), paths))
+            have, has = (f"has type {one}" if one is not None else "is missing" for one in (ours, theirs))
+            raise SchemaError(
+                f"the files disagree: column {name!r} {has} in {paths[1]} but {have} in {paths[0]}; write one of them "
+                f"again, or open with columns= that leave {name!r} out"
+            )
 
 
 def _types(schema: pa.Schema) -> dict[str, pa.DataType]:
     return dict(zip(schema.names, schema.types, strict=True))
-
-
-def _disagreement(name: str, types: tuple[pa.DataType | None, pa.DataType | None], paths: tuple[str, str]) -> str:
-    here, there = (f"has type {type_}" if type_ is not None else "is missing" for type_ in types)
-    return (
-        f"the files disagree: column {name!r} {there} in {paths[1]} but {here} in {paths[0]}; "
-        f"write one of them again, or open with columns= that leave {name!r} out"
-    )
 
 
 def same_values(a: pa.DataType, b: pa.DataType) -> bool:
@@ -54,7 +50,10 @@ def same_values(a: pa.DataType, b: pa.DataType) -> bool:
     if pa.types.is_map(a) and pa.types.is_map(b):
         return same_values(a.key_type, b.key_type) and same_values(a.item_type, b.item_type)
     if pa.types.is_struct(a) and pa.types.is_struct(b):
-        return _same_fields(a, b)
+        fields = [[type_.field(i) for i in range(type_.num_fields)] for type_ in (a, b)]
+        return len(fields[0]) == len(fields[1]) and all(
+            x.name == y.name and same_values(x.type, y.type) for x, y in zip(*fields, strict=True)
+        )
     return any(kind(a) and kind(b) for kind in (_is_text, _is_binary))
 
 
@@ -73,13 +72,6 @@ def _is_text(a: pa.DataType) -> bool:
 
 def _is_binary(a: pa.DataType) -> bool:
     return pa.types.is_binary(a) or pa.types.is_large_binary(a) or str(a) == "binary_view"
-
-
-def _same_fields(a: pa.DataType, b: pa.DataType) -> bool:
-    fields = [[type_.field(i) for i in range(type_.num_fields)] for type_ in (a, b)]
-    return len(fields[0]) == len(fields[1]) and all(
-        x.name == y.name and same_values(x.type, y.type) for x, y in zip(*fields, strict=True)
-    )
 
 
 def merge_schemas(base: pa.Schema, other: pa.Schema) -> pa.Schema:

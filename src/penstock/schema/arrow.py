@@ -37,12 +37,10 @@ def infer_unischema(schema: pa.Schema, name: str = "inferred_schema") -> Unische
         UnsupportedType: A column has a type without a row in docs/types.md; the error names it and the cure.
         SchemaError: Flattening gives two columns one name.
     """
-    return Unischema(name, [_inferred(field) for field in flatten_structs(schema)])
-
-
-def _inferred(field: pa.Field) -> UnischemaField:
-    numpy_dtype, shape = _row_form(field.type, field.name)
-    return UnischemaField(field.name, numpy_dtype, shape, None, field.nullable)
+    fields = [
+        UnischemaField(one.name, *_row_form(one.type, one.name), None, one.nullable) for one in flatten_structs(schema)
+    ]
+    return Unischema(name, fields)
 
 
 def _row_form(arrow_type: pa.DataType, name: str) -> tuple[Any, tuple[int | None, ...]]:
@@ -66,12 +64,9 @@ def _element(arrow_type: pa.DataType) -> pa.DataType:
         return _element(arrow_type.storage_type)
     if form in ("dictionary", "runs"):
         return _element(arrow_type.value_type)
-    return pa.struct(list(_map_fields(arrow_type))) if form == "map" else arrow_type.value_type
-
-
-def _map_fields(arrow_type: pa.DataType) -> Iterator[pa.Field]:
-    yield pa.field("key", arrow_type.key_type, nullable=False)
-    yield pa.field("value", arrow_type.item_type)
+    if form != "map":
+        return arrow_type.value_type
+    return pa.struct([pa.field("key", arrow_type.key_type, nullable=False), pa.field("value", arrow_type.item_type)])
 
 
 def flatten_structs(table_or_schema: _TableOrSchema) -> _TableOrSchema:

@@ -10,7 +10,7 @@ import errno
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.errors import PenstockError, StoreError, StoreRefused
+from penstock.errors import PenstockError, StoreError, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,10 +62,10 @@ def fault_of(error: BaseException) -> Fault | None:
     error (EIO), as which mounted stores report any lost connection, is unavailable; and FileNotFoundError is gone,
     which fsspec's HTTP client raises for every failure.
     """
-    return verdict(error)[0]
+    return _verdict(error)[0]
 
 
-def verdict(error: BaseException) -> tuple[Fault | None, BaseException]:
+def _verdict(error: BaseException) -> tuple[Fault | None, BaseException]:
     """Return the fault, and the error among the causes that shows it."""
     vague: tuple[Fault | None, BaseException] = None, error
     for one in _causes(error):
@@ -138,3 +138,33 @@ def _status(value: Any) -> int | None:
     except (TypeError, ValueError):
         return None
     return status if 400 <= status < 600 else None
+
+
+def store_error(error: BaseException, url: str, *, attempts: int = 1) -> StoreError | None:
+    """Return the error to raise in place of one that is a fault of the store; None if it is not one.
+
+    A `StoreError` is returned unchanged.
+    """
+    if isinstance(error, StoreError):
+        return error
+    fault, cause = _verdict(error)
+    reason = f"{type(cause).__name__}: {cause}".rstrip(": ")
+    made: StoreError
+    if fault == "refused":
+        made = StoreRefused(
+            f"{url}: access refused ({reason}); check the permissions and the credentials (storage_options=, or where "
+            "the library of the store looks for them)",
+            url=url,
+        )
+    elif fault == "unavailable":
+        tries = f"{attempts} attempts" if attempts > 1 else "1 attempt"
+        made = StoreUnavailable(
+            f"{url} is unavailable after {tries} ({reason}); this says nothing about the data: check the network and "
+            "the store, and start again",
+            url=url,
+            attempts=attempts,
+        )
+    else:
+        return None
+    made.__cause__ = error
+    return made

@@ -13,9 +13,9 @@ import random
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.errors import StoreError, StoreRefused, StoreUnavailable
+from penstock.errors import StoreUnavailable
 from penstock.halt import pause
-from penstock.storage.fault_kinds import verdict
+from penstock.storage.fault_kinds import store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,36 +29,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _LONGEST_S = 60.0
 """No further attempt after this time: some clients make their own attempts for minutes before they report a failure."""
 _jitter = random.Random()  # not the global state, which belongs to the user
-
-
-def store_error(error: BaseException, url: str, *, attempts: int = 1) -> StoreError | None:
-    """Return the error to raise in place of one that is a fault of the store; None if it is not one.
-
-    A `StoreError` is returned unchanged.
-    """
-    if isinstance(error, StoreError):
-        return error
-    fault, cause = verdict(error)
-    reason = f"{type(cause).__name__}: {cause}".rstrip(": ")
-    made: StoreError
-    if fault == "refused":
-        made = StoreRefused(
-            f"{url}: access refused ({reason}); check the permissions and the credentials (storage_options=, or where "
-            "the library of the store looks for them)",
-            url=url,
-        )
-    elif fault == "unavailable":
-        tries = f"{attempts} attempts" if attempts > 1 else "1 attempt"
-        made = StoreUnavailable(
-            f"{url} is unavailable after {tries} ({reason}); this says nothing about the data: check the network and "
-            "the store, and start again",
-            url=url,
-            attempts=attempts,
-        )
-    else:
-        return None
-    made.__cause__ = error
-    return made
 
 
 def attempt(request: Callable[[], T], url: str) -> T:

@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 from pyarrow.fs import FileSystem, LocalFileSystem
 
 from penstock.errors import DatasetNotFound, PenstockError, PenstockWarning, StoreUnavailable
-from penstock.storage.faults import attempt, store_error
+from penstock.storage.fault_kinds import store_error
+from penstock.storage.faults import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,11 +27,11 @@ def size_text(num_bytes: float) -> str:
 
 
 def headline(dataset: DatasetRows) -> str:
-    """Return rows, columns, files, row groups and size in one line."""
-    groups = len(dataset.chunks)
+    """Return rows, columns, files, row groups (or what the source calls them) and size in one line."""
+    groups = count_text(len(dataset.chunks), dataset.source.facts.part_noun)
     return (
         f"{len(dataset):,} rows x {count_text(len(dataset.columns), 'column')} in "
-        f"{count_text(len(dataset.files), 'file')}, {count_text(groups, 'row group')}, {size_text(dataset.num_bytes)}"
+        f"{count_text(len(dataset.files), 'file')}, {groups}, {size_text(dataset.num_bytes)}"
     )
 
 

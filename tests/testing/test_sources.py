@@ -238,6 +238,48 @@ def test_the_suite_notices_a_mistake(mistake, test):
     getattr(SourceTests(), test)(*good)
 
 
+class HashedSize(MemorySource):
+    """Its rows have another size in every process."""
+
+    def row_bytes(self, columns=None):
+        return super().row_bytes(columns) + hash("x") % 100_003
+
+
+class ConstantContent(MemorySource):
+    def content(self):
+        return "same"
+
+
+class HashedTests(SourceTests):
+    def make_source(self, table, part_rows, folder):
+        return HashedSize(table, part_rows)
+
+
+class ConstantTests(SourceTests):
+    def make_source(self, table, part_rows, folder):
+        return ConstantContent(table, part_rows)
+
+
+@pytest.mark.parametrize(
+    ("tests", "name"),
+    [
+        (HashedTests, "test_another_process_sees_the_same"),
+        (ConstantTests, "test_other_values_have_another_content"),
+    ],
+)
+def test_the_suite_notices_facts_that_differ_between_processes_or_never(tests, name, tmp_path):
+    suite = tests()
+    source = suite.make_source(suite_table(sum(PART_ROWS)), PART_ROWS, tmp_path)
+    with pytest.raises(AssertionError):
+        getattr(suite, name)(source, tmp_path)
+
+
+def test_messages_call_parts_what_the_source_does():
+    ds = penstock.open(MemorySource({"a": [1, 2, 3]}, [1, 2]))
+    assert "2 parts" in str(ds)
+    assert "row group" not in str(ds)
+
+
 def test_a_fault_comes_as_often_as_it_is_told():
     source = FaultySource(MemorySource({"a": [1, 2]}, [1, 1]), {1: OSError("once")}, times=1)
     assert source.read(0, ["a"]).num_rows == 1

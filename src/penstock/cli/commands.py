@@ -75,7 +75,7 @@ def _overview(dataset: Dataset, _: argparse.Namespace) -> str:
         "",
         f"rows         {len(dataset):,}",
         f"files        {len(dataset.files):,}, {size_text(dataset.num_bytes)}",
-        f"row groups   {_row_groups(dataset)}",
+        f"{dataset.source.facts.part_noun + 's':<12} {_row_groups(dataset)}",
         *_partitions(dataset.files),
         f"fingerprint  {dataset.fingerprint}",
         f"advice       {_advice(dataset)}",
@@ -88,14 +88,14 @@ def _advice(dataset: Dataset) -> str:
     num_groups = len(dataset.chunks)
     if not num_groups:
         return "no rows: nothing to read"
-    mean = dataset.num_bytes / num_groups
+    mean, noun = dataset.num_bytes / num_groups, dataset.source.facts.part_noun
     if mean > _LARGE_BYTES:
-        return f"row groups of {size_text(mean)} are large: few fit the shuffle buffer; aim at 16 MiB"
+        return f"{noun}s of {size_text(mean)} are large: few fit the shuffle buffer; aim at 16 MiB"
     if mean < _SMALL_BYTES and num_groups > 64:
-        return f"row groups of {size_text(mean)} are small: starting a read costs more than the read; aim at 16 MiB"
+        return f"{noun}s of {size_text(mean)} are small: starting a read costs more than the read; aim at 16 MiB"
     if num_groups < 16 and dataset.num_bytes > _LARGE_BYTES:
-        return f"only {num_groups} row groups: a shuffle mixes few at a time; write more, smaller ones"
-    return f"row groups of {size_text(mean)} read and shuffle well"
+        return f"only {num_groups} {noun}s: a shuffle mixes few at a time; write more, smaller ones"
+    return f"{noun}s of {size_text(mean)} read and shuffle well"
 
 
 def _row_groups(dataset: Dataset) -> str:

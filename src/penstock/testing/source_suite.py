@@ -15,7 +15,10 @@ reference: any source with the same parts has the same order.
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +40,12 @@ if TYPE_CHECKING:
 
     from penstock.source import Source
 
+_IN_ANOTHER_PROCESS = """
+import pickle, sys
+from penstock.testing.source_suite import what_orders_depend_on
+suite, *arguments = pickle.load(sys.stdin.buffer)
+sys.stdout.buffer.write(pickle.dumps(what_orders_depend_on(suite().make_source(*arguments))))
+"""
 PART_ROWS = (7, 1, 12, 5, 9, 3, 8)
 """Rows of the parts of most tests."""
 
@@ -57,8 +66,14 @@ def suite_table(num_rows: int) -> pa.Table:
     return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 
+def what_orders_depend_on(source: Source) -> tuple[Any, ...]:
+    """Return what must be the same in every process that opens the same data."""
+    facts = source.facts
+    return facts.fingerprint, facts.chunk_rows.tolist(), source.row_bytes(), source.content()
+
+
 class SourceTests:
-    """Tests of a source; implement `make_source`."""
+    """Tests of a source; implement `make_source`, which is also called in another process: import the class there."""
 
     def make_source(self, table: pa.Table, part_rows: Sequence[int], folder: Path) -> Source:
         """Store a table in the empty `folder`, cut into parts of these numbers of rows, and return its source."""
@@ -101,6 +116,23 @@ class SourceTests:
         (tmp_path / "other").mkdir()
         other = self.make_source(suite_table(20), [8, 12], tmp_path / "other")
         assert other.facts.fingerprint != source.facts.fingerprint
+
+    def test_other_values_have_another_content(self, source: Source, tmp_path: Path) -> None:
+        (tmp_path / "other").mkdir()
+        table = suite_table(sum(PART_ROWS))
+        words = pa.array([f"another word {i}, and a longer one" for i in range(table.num_rows)])
+        table = table.set_column(3, table.schema.field("word"), words)
+        assert self.make_source(table, PART_ROWS, tmp_path / "other").content() != source.content()
+
+    def test_another_process_sees_the_same(self, source: Source, tmp_path: Path) -> None:
+        (tmp_path / "other").mkdir()
+        made = pickle.dumps((type(self), suite_table(sum(PART_ROWS)), PART_ROWS, tmp_path / "other"))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "12345"}
+        found = subprocess.run(
+            [sys.executable, "-c", _IN_ANOTHER_PROCESS], input=made, env=environment, capture_output=True, check=False
+        )
+        assert found.returncode == 0, found.stderr.decode()
+        assert pickle.loads(found.stdout) == what_orders_depend_on(source)
 
     def test_it_pickles(self, source: Source) -> None:
         copy = pickle.loads(pickle.dumps(source))

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.codecs.registry import UnknownCodec, codec_from_json
-from penstock.errors import CodecError, DatasetNotFound, PlanError
+import penstock.doctor
+from penstock.codecs.registry import UnknownCodec, codec_from_json, codec_to_json
+from penstock.dataset import as_parquet
+from penstock.errors import CodecError, DatasetNotFound, PlanError, UnsupportedFormat
 from penstock.plugins import find_installed
 from tests.house import PACKAGE
 
@@ -76,6 +78,53 @@ def test_a_store_is_never_looked_up_among_packages(installed, tmp_path, monkeypa
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: pytest.fail("looked up"))
     assert len(penstock.open(f"file://{tmp_path}/d")) == 3
     assert len(penstock.open(tmp_path / "d")) == 3
+
+
+def test_a_package_that_cannot_be_imported_is_named(installed):
+    installed("penstock_example", POINTS)
+    with pytest.raises(ImportError, match=r"entry point 'broken' of penstock.sources .*penstock_example.*'nothing'"):
+        penstock.open("broken://10")
+    installed("penstock_gone", "[penstock.sources]\nlost = no_such_module:opener\n")
+    with pytest.raises(ImportError, match=r"'no_such_module:opener' of penstock_gone.*ModuleNotFoundError"):
+        penstock.open("lost://10")
+
+
+def test_an_entry_point_that_is_no_function_is_refused(installed):
+    installed("penstock_example", "[penstock.sources]\nmodule = penstock_example\n")
+    with pytest.raises(TypeError, match=r"'module' of penstock.sources must be a function that returns a Source"):
+        penstock.open("module://10")
+
+
+def test_an_opener_that_returns_no_source_is_named():
+    penstock.register_source("returns-none", lambda url: None)
+    with pytest.raises(TypeError, match=r"opener of returns-none://x must return .*Source; got None"):
+        penstock.open("returns-none://x")
+
+
+@pytest.mark.parametrize(
+    "url", ["unknown-scheme://x", "COUNTING://10", ["counting://10"], "simplecache::counting://10"]
+)
+def test_a_url_that_no_source_opens_says_how_to_add_one(installed, url):
+    installed("penstock_example", POINTS)
+    with pytest.raises(DatasetNotFound, match=r"penstock\.register_source"):
+        penstock.open(url)
+
+
+def test_tools_for_parquet_files_say_so(installed):
+    installed("penstock_example", POINTS)
+    with pytest.raises(UnsupportedFormat, match="the doctor examines Parquet files; counting://10"):
+        penstock.doctor.examine("counting://10")
+    with pytest.raises(UnsupportedFormat, match=r"only Parquet files can be measured .* MemorySource"):
+        as_parquet(penstock.open("counting://10").source)
+
+
+def test_a_codec_of_an_installed_package_can_be_written(installed, monkeypatch):
+    registry = codec_from_json.__globals__["_classes"]
+    monkeypatch.setattr("penstock.codecs.registry._classes", {k: v for k, v in registry.items() if "eversed" not in k})
+    installed("penstock_example", POINTS)
+    from penstock_example import ReversedCodec
+
+    assert codec_to_json(ReversedCodec())["codec"] == "reversed-bytes"
 
 
 def test_a_codec_of_an_installed_package_is_found_by_its_id(installed, monkeypatch):

@@ -126,7 +126,10 @@ def _source_of(source: Any, columns: Iterable[Any] | None, options: dict[str, An
     has_scheme = isinstance(source, str) and "://" in source
     opener = find_opener(source) if has_scheme and "filesystem" not in given else None
     if opener is not None:
-        return opener(source, **given) if columns is None else opener(source, columns=columns, **given)
+        found = opener(source, **given) if columns is None else opener(source, columns=columns, **given)
+        if not hasattr(found, "facts"):
+            raise TypeError(f"the opener of {source} must return a penstock.source.Source; got {found!r}")
+        return found
     if options["cache"] is not None:
         from penstock.storage.cache import as_cache  # late: most datasets are read without
 

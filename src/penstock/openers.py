@@ -55,11 +55,20 @@ def find_opener(url: Any) -> Opener | None:
 
     Raises:
         PlanError: Several installed packages add the scheme.
+        ImportError: The package that adds it cannot be imported.
+        TypeError: What it adds is not a function.
     """
     scheme, found, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not found:
         return None
-    return _OPENERS.get(scheme) or (None if _is_store(scheme) else find_installed(ENTRY_POINTS, scheme))
+    opener: Opener | None = _OPENERS.get(scheme) or (
+        None if _is_store(scheme) else find_installed(ENTRY_POINTS, scheme)
+    )
+    if opener is not None and not callable(opener):
+        raise TypeError(
+            f"the entry point {scheme!r} of {ENTRY_POINTS} must be a function that returns a Source; it is {opener!r}"
+        )
+    return opener
 
 
 def check_path(value: Any) -> None:

@@ -18,6 +18,7 @@ def find_installed(group: str, name: str) -> Any:
 
     Raises:
         PlanError: Several packages have an entry point of that name.
+        ImportError: What the entry point names cannot be imported.
     """
     from importlib.metadata import entry_points
 
@@ -27,4 +28,13 @@ def find_installed(group: str, name: str) -> Any:
             f"{len(found)} installed packages add {name!r} to {group} ({', '.join(sorted(found))}): uninstall all but "
             "one of them"
         )
-    return next(iter(found.values())).load() if found else None
+    for value, point in found.items():
+        try:
+            return point.load()
+        except Exception as exc:  # importing a module may raise anything
+            package = "an installed package" if point.dist is None else point.dist.name
+            raise ImportError(
+                f"the entry point {name!r} of {group} is {value!r} of {package}, which cannot be imported: "
+                f"{type(exc).__name__}: {exc}; update or uninstall the package"
+            ) from exc
+    return None

@@ -93,6 +93,8 @@ def codec_to_json(codec: DataframeColumnCodec | None) -> dict[str, JSON] | None:
     if isinstance(codec, UnknownCodec):
         return {"codec": codec.name, "class": codec.name, "config": codec.config()}
     cls, name = type(codec), _stored_name(type(codec))
+    if name not in _classes and find_installed(ENTRY_POINTS, name) is cls:
+        register_codec(cls)
     if _classes.get(name) is not cls:
         raise CodecError(f"codec {_full_name(cls)} is not registered; write: penstock.register_codec({cls.__name__})")
     config = codec.config() if isinstance(codec, Codec) else plain_state(codec)

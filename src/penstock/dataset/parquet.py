@@ -236,7 +236,10 @@ def as_parquet(source: Source) -> ParquetSource:
         UnsupportedFormat: The rows come from somewhere else.
     """
     if not isinstance(source, ParquetSource):
-        raise UnsupportedFormat(f"this works on Parquet files only, and the dataset comes from {source!r}")
+        raise UnsupportedFormat(
+            "only Parquet files can be measured (penstock bench), indexed, rewritten, or given a schema; the rows of "
+            f"this dataset come from a {type(source).__name__}"
+        )
     return source
 
 

@@ -17,8 +17,9 @@ from penstock.doctor.facts import gather_facts
 from penstock.doctor.labels import check_label, find_label
 from penstock.doctor.report import DoctorReport, Finding
 from penstock.doctor.target_layout import TrainingRun, aim, weigh
-from penstock.errors import BadFile, MetadataError, PlanError, SchemaError
+from penstock.errors import BadFile, MetadataError, PlanError, SchemaError, UnsupportedFormat
 from penstock.keywords import warn_renamed
+from penstock.openers import find_opener
 from penstock.options import SHUFFLE_BYTES
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     Raises:
         DatasetNotFound: Nothing is there, or it is still being written.
         ColumnNotFound: There is no column `label`.
+        UnsupportedFormat: The URL belongs to a custom source.
     """
     if window_bytes is not None:
         warn_renamed("window_bytes", "shuffle_bytes")
@@ -71,6 +73,8 @@ def examine(  # noqa: PLR0913 -- a public function takes flat keywords
     for name, value in (("world", world), ("batch_size", batch_size), ("row_group_bytes", row_group_bytes)):
         if value < 1:
             raise PlanError(f"{name} must be at least 1; got {value}")
+    if filesystem is None and find_opener(source) is not None:
+        raise UnsupportedFormat(f"the doctor examines Parquet files; {source} is opened by a custom source")
     wanted = TrainingRun(world, batch_size, row_group_bytes, shuffle_bytes)
     start = time.perf_counter()
     facts, scan = gather_facts(source, storage_options, filesystem)

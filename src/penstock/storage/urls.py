@@ -67,7 +67,8 @@ def resolve_url(url: str, options: dict[str, Any]) -> tuple[FileSystem, str]:
         try:
             import fsspec
 
-            fsspec.get_filesystem_class(scheme)
+            for one in url.partition("://")[0].split("::"):  # simplecache::s3://bucket
+                fsspec.get_filesystem_class(one)
         except (ImportError, ValueError) as exc:  # ValueError: fsspec knows no such scheme
             return _remote_by_arrow(url, options, scheme, exc)
         found, path = fsspec.core.url_to_fs(url, **options)
@@ -90,7 +91,11 @@ def _remote_by_arrow(url: str, options: dict[str, Any], scheme: str, cause: Exce
         else:
             return found, str(path).rstrip("/")
     if isinstance(cause, ValueError):
-        raise DatasetNotFound(f"cannot open {url}: {cause}; pass filesystem= for a store that fsspec does not know")
+        raise DatasetNotFound(
+            f"cannot open {url}: {cause}; schemes are lower case: pass filesystem= for a store that fsspec does not "
+            "know; the scheme of a custom source is added by penstock.register_source or by an installed package, and "
+            "works in penstock.open, for one URL (no list, no '::')"
+        )
     extra = _EXTRAS.get(scheme)
     line = f"pip install 'penstock[{extra}]'" if extra else f"install what fsspec asks for: {cause}"
     raise ImportError(f"{scheme}:// needs a library that is not installed: {line}{tried}") from cause

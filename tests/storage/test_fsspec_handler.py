@@ -128,6 +128,14 @@ def test_opening_and_deleting_fail_with_the_store(tmp_path):
     assert (tmp_path / "a").exists()
 
 
+def test_a_file_to_write_is_opened_again_after_a_fault(tmp_path):
+    faults = iter([TimeoutError("no answer"), ConnectionResetError("reset"), None])
+    fs = to_arrow_filesystem(FaultyFsspec(fault=lambda _: next(faults)))
+    with fs.open_output_stream(str(tmp_path / "a")) as sink:
+        sink.write(b"all of it")
+    assert (tmp_path / "a").read_bytes() == b"all of it"
+
+
 class ObjectStore(fsspec.get_filesystem_class("memory")):
     """Lists all that begins with a prefix by one request, as s3fs does; there are no folders, but markers of them."""
 

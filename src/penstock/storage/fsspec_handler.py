@@ -53,6 +53,9 @@ class RaisingHandler(FSSpecHandler):  # type: ignore[misc] # pyarrow ships no ty
         self._require_file(path)
         return PythonFile(self.fs.open(path, mode="rb"), mode="r")
 
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        return self._request(path, lambda: FSSpecHandler.open_output_stream(self, path, metadata))
+
     def _request(self, path: str, request: Callable[[], T]) -> T:
         return attempt(request, str(getattr(self.fs, "unstrip_protocol", str)(path)))
 

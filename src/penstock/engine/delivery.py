@@ -266,7 +266,8 @@ class Acknowledged:
     def received(self, stream: int, place: Any, *, is_end: bool) -> None:
         """Move to a place of the live stream; LoaderClosed if this is another one."""
         with self.lock:
-            self.check(stream)
+            if stream != self._live:
+                raise LoaderClosed(self._why)
             self.place, self.in_pass = place, not is_end
 
     def before_state(self, stream: int, function: Callable[[], None]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 import penstock
 from penstock.errors import PlanError, StateMismatch
+from penstock.testing import MemorySource
 from tests.engine.make import dataset
 
 FILES = [[5, 1, 8], [3], [2, 13, 1, 4], [7, 7]]
@@ -177,3 +179,22 @@ def test_drop_last_is_true_or_false(ds, value):
     with pytest.raises(PlanError, match="drop_last must be True or False; got"):
         make(ds, drop_last=value)
     assert len(make(ds, drop_last=1)) == len(make(ds, drop_last=True)) == 10
+
+
+def test_rows_that_a_late_filter_leaves_out_do_not_change_the_steps_of_a_batch():
+    rows = penstock.open(MemorySource({"id": np.arange(40)}, [20, 20]))
+    late = rows.where([("id", ">", 7)], exact=False)
+    stream = late.loader(batch_size=10, rank=0, world=1).stream()
+    delivery = stream.take()
+    assert delivery.batch["id"].tolist() == [8, 9]
+    assert delivery.after(1) == delivery.place
+    stream.stop()
+
+
+def test_there_is_no_place_inside_a_delivery_of_a_mix():
+    rows = penstock.open(MemorySource({"id": np.arange(40)}, [20, 20]))
+    with penstock.mix([(rows.loader(batch_size=10, rank=0, world=1), 1)]) as mix:
+        delivery = mix.stream().take()
+        assert delivery.after(1) == delivery.place
+        with pytest.raises(PlanError, match="one step"):
+            delivery.after(0)

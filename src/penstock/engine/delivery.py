@@ -203,13 +203,15 @@ class Delivery(NamedTuple, Generic[B]):
         For loaders that make several steps at once (a step is `batch_size` items: one row for Petastorm's readers).
         Steps that were left out count as done once a later one is.
         """
-        first, end, kept = self.origin.first, self.origin.end, self.origin.kept
-        size = self.origin.plan.share.batch_size
+        first, end, size = self.origin.first, self.origin.end, self.origin.plan.share.batch_size
+        kept = self.origin.kept if size == 1 else None  # steps of several items stay, whichever items were left out
         count = -(-(end - first) // size) if kept is None else len(kept)
         if at_least("steps", steps, 0) > count:
             raise PlanError(f"the delivery has {count} step{'s' * (count != 1)}; got {steps}")
         if steps == count:
             return self.place
+        if not isinstance(self.place, Place):
+            raise PlanError("a delivery of a mix is one step: there is no place within it")
         done = steps if kept is None or not steps else int(kept[steps - 1]) + 1
         return Place(self.origin.plan, -(-first // size) + done, self.place.run)
 

@@ -325,7 +325,6 @@ class EngineStream(Stream[Batch]):
                     raise StateMismatch(f"{place} lies beyond {self._last}, the last that was taken from the stream")
                 if place.key < self._progress.place.key:
                     return
-            self._progress.received(self._number, place, is_end=is_end)
             while waiting and (waiting[0][0] is place or is_end or waiting[0][0].key <= place.key):
                 one, num_rows, skipped = waiting.popleft()
                 for lost in skipped:
@@ -334,6 +333,8 @@ class EngineStream(Stream[Batch]):
                 waited_s = 0.0
                 if one is place:
                     break
+            # Last: a batch that Ctrl-C takes along in here was not received.
+            self._progress.received(self._number, place, is_end=is_end)
             self.is_over = is_end
 
     def ready(self) -> int:

@@ -7,6 +7,7 @@ half a second after the longest running call; tests guard at ten times that.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import random
 import signal
@@ -21,6 +22,8 @@ import psutil
 import pytest
 
 import penstock
+from penstock import halt
+from penstock.engine import scheduler
 from penstock.errors import BudgetError, LoaderClosed
 from penstock.testing import make_parquet
 from tests.depth import depth
@@ -316,6 +319,89 @@ def test_a_span_is_halted_after_its_run_is_stopped_and_stopping_may_be_interrupt
     object.__setattr__(run._builder, "halted", Halted())
     loader.close()
     assert run._builder.halted.is_set()
+
+
+class InterruptAt:
+    """A trace function that raises KeyboardInterrupt at one line of the scheduler, counted from the beginning."""
+
+    def __init__(self, number):
+        self.left, self.modules = number, (scheduler.__file__, halt.__file__)
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename not in self.modules or frame.f_code.co_name == "stop":  # finalizers call that
+            return None
+        if event == "line":
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+        return self
+
+    def read(self, batches, seen):
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            for batch in batches:
+                seen.append(batch["id"].tolist())
+        finally:
+            sys.settrace(before)
+
+
+def test_ctrl_c_at_any_line_without_workers_is_itself_and_loses_nothing(data):
+    ds = penstock.open(data)
+    lines = InterruptAt(-1)
+    lines.read(ds.loader(batch_size=50, pool="serial"), whole := [])
+    for number in range(1, -lines.left, depth(29, 1)):
+        seen = []
+        with ds.loader(batch_size=50, pool="serial") as loader:
+            with pytest.raises(KeyboardInterrupt):
+                InterruptAt(number).read(loader, seen)
+            state = loader.state_dict()
+        with ds.loader(batch_size=50, pool="serial") as rest:
+            rest.load_state_dict(state)
+            seen += [batch["id"].tolist() for batch in rest] if len(seen) < len(whole) else []
+        assert seen == whole
+
+
+def test_a_batch_that_ctrl_c_takes_along_in_the_statistics_was_not_received(data, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with penstock.open(data).loader(batch_size=7) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        monkeypatch.setattr("penstock.engine.loader.Stats.delivered", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("pool", ["serial", "thread"])
+def test_several_threads_take_each_batch_once(data, pool):
+    def take():
+        try:
+            while (delivery := stream.take()) is not None:
+                seen.extend(delivery.batch["id"].tolist())
+        except BaseException as error:
+            errors.append(error)
+
+    def yields(batch):
+        time.sleep(0.0005)
+        return batch
+
+    seen, errors = [], []
+    with penstock.open(data).loader(batch_size=2, pool=pool, transform=yields) as loader:
+        stream = loader.stream()
+        threads = [threading.Thread(target=take, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        if any(thread.is_alive() for thread in threads):
+            faulthandler.dump_traceback(all_threads=True)
+        assert not any(thread.is_alive() for thread in threads)
+    assert not errors
+    assert sorted(seen) == list(range(400))
 
 
 def test_nobody_goes_on_behind_a_batch_that_ctrl_c_took_along(data):

@@ -1,12 +1,12 @@
 """One run of a loader: threads that read, gather and decode ahead, and the consumer that takes batches in order.
 
-All shared state lives in `Run` under one condition. A worker picks a task under the lock, does it without, and notes
+All shared state lives in `Scheduler` under one condition. A worker picks a task under the lock, does it without, and notes
 the result under the lock. Tasks, in order of preference: build the next span whose chunks are loaded; index the span
 after those; read what the next span needs; plan the next epoch; read ahead.
 
 What happens to the threads, in every case:
 
-- **End of the pass.** The last batch is out, `next` raises StopIteration, and the threads are stopped and joined.
+- **End of the pass.** The last batch is out, `next` returns None, and the threads are stopped and joined.
 - **break, del, garbage collection.** The iterator's finalizer stops the run; threads end after the task they are in.
 - **Exception in the consumer.** The same, as soon as the traceback releases the iterator, or on `close()`.
 - **Exception in a task** (file, codec, transform). Kept with the span it belongs to and raised when the consumer gets
@@ -112,7 +112,8 @@ class Scheduler:
         """Whether the last batch is out."""
         self._failure: BaseException | None = None
         """What ended a thread: an internal error, raised in the consumer."""
-        self._waiting = False
+        self._waiting = 0 if limits.workers else 1
+        """Consumers that wait; one that has no workers waits in all that it does."""
         self._running = 0
         self._building = 0
         """Batches that are being built."""
@@ -193,8 +194,10 @@ class Scheduler:
                         thread = OwnThread(target=self._work, args=(index,), name=f"penstock-{index}", daemon=True)
                         self._threads.append(thread)
                         thread.start()
+        task: Callable[[int], None] | None = None
+        found: Results | BaseException = []
         with self._lock:  # not `with self._cond`: its Python __enter__ could be interrupted with the lock taken
-            self._waiting = True
+            self._waiting += 1
             if not self._running or self._num_short:
                 self._cond.notify_all()  # threads that wait for room may now exceed the budget
             try:
@@ -210,14 +213,18 @@ class Scheduler:
                     if self._ended and self._deliver == self._next_number and self._spans_left() is None:
                         self._over = True
                         return False
-                    if self._limits.workers:
-                        wait_in(self._lock, self._cond, _LOOK_S)
-                    else:
-                        self._do_one()
+                    if not self._limits.workers:  # it does a task itself, below
+                        task = self._pick()
+                        if task is not None:
+                            break
+                        if not self._running:  # nor is another consumer doing one
+                            raise LoaderClosed("the run ended before its last batch")
+                    wait_in(self._lock, self._cond, _LOOK_S)
+                else:
+                    found = self._built.pop(self._deliver)
+                    self._deliver += 1
             finally:
-                self._waiting = False
-            found = self._built.pop(self._deliver)
-            self._deliver += 1
+                self._waiting -= 1
             for number in [number for number in self._cells if number < self._deliver - 1]:
                 self._residency.lent_bytes -= self._cells.pop(number)
             if not isinstance(found, BaseException):
@@ -228,18 +235,9 @@ class Scheduler:
                 raise found
             finally:
                 del found  # its traceback holds this frame: a cycle would keep chunks and pipes until a collection
-        return True
-
-    def _do_one(self) -> None:
-        """Do one task here, with the lock released around it: there are no workers."""
-        task = self._pick()
-        if task is None:
-            raise LoaderClosed("the run ended before its last batch")
-        self._cond.release()
-        try:
+        if task is not None:
             task(0)
-        finally:
-            self._cond.acquire()
+        return True
 
     # -- threads --------------------------------------------------------------------------------------------------
 
@@ -408,10 +406,10 @@ class Scheduler:
         """
         if not num_bytes:
             return
-        with self._cond:
+        with self._lock:
             self._num_short += 1
             while not self._stopped and not self._has_room(number, num_bytes):
-                self._cond.wait()
+                wait_in(self._lock, self._cond, _LOOK_S)
             self._num_short -= 1
             self._cells[number] = num_bytes
             self._residency.lent_bytes += num_bytes
@@ -425,11 +423,11 @@ class Scheduler:
             return True
         return sum(self._cells.values()) + num_bytes <= self._builder.room.all_bytes
 
-    # -- doing ----------------------------------------------------------------------------------------------------
+    # -- doing: by the consumer itself where there are no workers, so `with self._lock` as in `_wait` --------------
 
     def _do_read(self, read: Read) -> None:
         loaded = self._builder.read(read.chunk, last=read.key[0] == self._limits.last_epoch)
-        with self._cond:
+        with self._lock:
             self._running -= 1
             if not self._stopped:
                 self._residency.done(read, loaded)
@@ -445,7 +443,7 @@ class Scheduler:
             index_span(span, self._limits.num_chunks, positions=self._limits.positions)
         except BaseException as caught:  # noqa: BLE001 -- handed to the consumer
             error = caught
-        with self._cond:
+        with self._lock:
             self._running -= 1
             self._indexing = False
             if error is not None and span in self._spans:
@@ -461,7 +459,7 @@ class Scheduler:
             result = self._builder.build(span, chunks, views=self._limits.views, process=process)
         except BaseException as caught:  # noqa: BLE001 -- handed to the consumer, who meets it in order
             result = caught
-        with self._cond:
+        with self._lock:
             self._running -= 1
             self._building -= span.end_step - span.first_step
             if not self._stopped:
@@ -501,7 +499,7 @@ class Scheduler:
             plan = next(self._plans, None)
         except BaseException as caught:  # noqa: BLE001 -- handed to the consumer
             error = caught
-        with self._cond:
+        with self._lock:
             self._running -= 1
             self._planning = False
             if plan is not None:

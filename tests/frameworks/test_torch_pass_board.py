@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import penstock  # noqa: E402
 from penstock.codecs import CompressedImageCodec, ScalarCodec  # noqa: E402
-from penstock.errors import DecodeError, PenstockWarning, PlanError, StateMismatch  # noqa: E402
-from penstock.testing import make_parquet  # noqa: E402
+from penstock.errors import BadFile, DecodeError, PenstockWarning, PlanError, StateMismatch  # noqa: E402
+from penstock.testing import FaultySource, MemorySource, make_parquet  # noqa: E402
 from penstock.torch import Batches, loader  # noqa: E402
 from penstock.torch.pass_board import BegunPass, PassBoard  # noqa: E402
 
@@ -179,10 +179,13 @@ def test_many_iterations_and_workers_beyond_what_is_remembered():
             assert board.begin(number, worker, 0, None, 0) == BegunPass(number, 0, number - 1)
 
 
-def test_rows_left_out_are_added_up_in_each_iteration():
-    board = PassBoard()
-    assert [board.skip(1, 0, 2), board.skip(1, 1, 3), board.skip(1, 0, 1)] == [2, 5, 6]
-    assert [board.skip(2, 1, 1), board.skip(2, 0, 1)] == [1, 2]
+def test_skipped_rows_are_added_up_in_each_iteration_and_each_counts_once():
+    board = PassBoard(9)
+    rows = [("a.parquet", part, row) for part in range(3) for row in range(3)]
+    assert [board.skip(1, rows[:2]), board.skip(1, rows[1:5]), board.skip(1, rows[:1])] == [2, 5, 5]
+    assert [board.skip(2, rows[:1]), board.skip(2, rows[4:5]), board.skip(2, rows)] == [1, 2, 9]
+    board = PassBoard(2)
+    assert [board.skip(7, rows[:2]), board.skip(7, rows), board.skip(8, rows[:1])] == [2, 3, 1]
 
 
 # -- damaged rows, forgotten options ----------------------------------------------------------------------------------
@@ -277,3 +280,18 @@ def test_steps_beyond_the_end_of_a_pass_are_the_next_one(data):
     one = {**batches.state_dict(), "worker": {"index": 0, "count": 1, "over": False, "rows": 7}}
     batches.load_state_dict({"_snapshot": {"w": one}, "_steps_since_snapshot": 8})
     assert (batches.state_dict()["epoch"], batches.state_dict()["position"]) == (1, 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_row_that_every_epoch_skips_counts_once_against_the_limit(num_workers):
+    source = MemorySource({"x": list(range(21))}, [10, 1, 10])
+    faulty = FaultySource(source, {1: BadFile("damaged", path="rows", row_group=1)})
+    options = {"batch_size": 4, "rank": 0, "world": 1, "epochs": 3, "on_error": "skip"}
+
+    def rows(limit):
+        batches = Batches(penstock.open(faulty), skip_limit=limit, **options)
+        return sum(len(batch["x"]) for batch in workers_of(batches, num_workers))
+
+    assert rows(1) == 60
+    with pytest.raises(DecodeError, match=r"skip_limit=0.*rows, part 1, row 0"):
+        rows(0)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.engine.delivery import Delivery
+    from penstock.engine.locate import Skipped
     from penstock.engine.stages import Batch
     from penstock.torch.pass_board import BegunPass
 
@@ -105,7 +106,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
         """In a worker process: its passes."""
         self._pid = os.getpid()
         self._token = uuid.uuid4().hex
-        self._board = PassBoard()
+        self._board = PassBoard(self._options.skip_limit or 0)
         self._commands = 0
         """Commands on the board that this process has seen: when it was started, or began its last pass."""
         self._num_begun = 0
@@ -128,7 +129,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._board is None or self._pid == os.getpid():
-            self._token, self._board = uuid.uuid4().hex, PassBoard()
+            self._token, self._board = uuid.uuid4().hex, PassBoard(self._options.skip_limit or 0)
         self._pid = os.getpid()
         _instances[self._token] = self
 
@@ -149,7 +150,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
     def _own_board(self) -> None:
         """Replace a board that was inherited: it belongs to another process and its workers."""
         if self._board.owner != os.getpid():
-            self._board, self._commands = PassBoard(), 0
+            self._board, self._commands = PassBoard(self._options.skip_limit or 0), 0
 
     def _leave_parent(self) -> None:
         """After a fork: drop what belongs to the parent process, above all connections and locks."""
@@ -278,7 +279,7 @@ class Batches(IterableDataset):  # type: ignore[misc]
 
         def send(delivery: Delivery[Batch]) -> dict[str, Any]:
             if delivery.skipped:
-                self._check_skipped(delivery, number, info.id)
+                self._check_skipped(delivery.skipped, number)
             batch = _SentBatch(self._convert(delivery.batch))
             batch.envelope = envelope
             passes.delivered()
@@ -310,15 +311,15 @@ class Batches(IterableDataset):  # type: ignore[misc]
             passes.go_to_pass(begun.in_pass)
         return begun.number
 
-    def _check_skipped(self, delivery: Delivery[Batch], number: int, worker: int) -> None:
+    def _check_skipped(self, skipped: tuple[Skipped, ...], number: int) -> None:
         """Raise DecodeError if all workers together have skipped more rows in this pass than is allowed."""
-        limit = self._options.skip_limit
-        total = self._board.skip(number, worker, len(delivery.skipped)) if number and limit is not None else 0
-        if limit is not None and total > limit:
-            last = delivery.skipped[-1]
+        limit, last = self._options.skip_limit, skipped[-1]
+        if not number or limit is None:
+            return
+        if self._board.skip(number, [(one.path, one.row_group, one.row) for one in skipped]) > limit:
             raise DecodeError(
-                f"{total} rows skipped by all workers in this pass, more than skip_limit={limit}; the last one in "
-                f"{last.path}, row group {last.row_group}, row {last.row}, column {last.column!r}: {last.reason}",
+                f"all workers together skipped more than skip_limit={limit} rows in this pass; the last one in "
+                f"{last.path}, {last.part_name}, row {last.row}, column {last.column!r}: {last.reason}",
                 path=last.path, row_group=last.row_group, row=last.row, column=last.column,
             )  # fmt: skip
 

@@ -8,20 +8,27 @@ a filesystem. It is inherited by a fork or passed on when a process is started, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _SLOTS = 8
 """How many iterations are remembered: more than can begin while the workers of one are started."""
 _MOST_WORKERS = 512
+_MOST_SKIPPED = 1 << 20
+"""The largest limit that is watched: more skipped rows are not told apart."""
 _TEXT_BYTES = 32 << 10
 _LOW = (1 << 32) - 1
 _PASS_BITS = 40
+_ROW_BITS = 40
+"""Of the digest of a skipped row; the number of the iteration comes before it."""
 
 # Offsets of the words.
 _COMMANDS, _LENGTH = 0, 1
@@ -31,9 +38,7 @@ _PASS = _WHO + _SLOTS
 """Of each slot: how many commands its workers had seen, and its pass."""
 _BEGUN = _PASS + _SLOTS
 """Of each slot and worker: the number of the iteration that this worker has begun."""
-_SKIPPED = _BEGUN + _SLOTS * _MOST_WORKERS
-"""Of each worker: the number of the iteration, and the rows that the worker has skipped in it."""
-_WORDS = _SKIPPED + _MOST_WORKERS
+_WORDS = _BEGUN + _SLOTS * _MOST_WORKERS
 
 
 class BegunPass(NamedTuple):
@@ -50,8 +55,9 @@ class BegunPass(NamedTuple):
 class PassBoard:
     """The shared memory; `owner` is the id of the process that gives commands."""
 
-    def __init__(self) -> None:
+    def __init__(self, skip_limit: int = 0) -> None:
         self.owner = os.getpid()
+        self._skipped: Any = multiprocessing.RawArray("q", min(skip_limit, _MOST_SKIPPED) + 1)
         self._words: Any = multiprocessing.RawArray("q", _WORDS)
         self._text: Any = multiprocessing.RawArray("c", _TEXT_BYTES)
 
@@ -129,14 +135,19 @@ class PassBoard:
 
     # -- skipped rows ---------------------------------------------------------------------------------------------
 
-    def skip(self, number: int, worker: int, num_rows: int) -> int:
-        """Add rows that a worker has skipped in an iteration; returns those of all its workers."""
-        if worker < _MOST_WORKERS:
-            word = int(self._words[_SKIPPED + worker])
-            before = word & _LOW if word >> 32 == number else 0
-            self._words[_SKIPPED + worker] = number << 32 | before + num_rows
-        words = self._words[_SKIPPED : _SKIPPED + _MOST_WORKERS]
-        return sum(word & _LOW for word in words if word >> 32 == number)
+    def skip(self, number: int, rows: Iterable[tuple[str, int, int]]) -> int:
+        """Note rows (file, part, row) that were skipped in an iteration; return how many all workers have noted.
+
+        A row that is met again, in another epoch or by another worker, counts once.
+        """
+        begin, skipped = number << _ROW_BITS, np.frombuffer(self._skipped, np.int64)
+        for row in rows:
+            digest = hashlib.blake2b(repr(row).encode(), digest_size=_ROW_BITS // 8).digest()
+            word = begin | int.from_bytes(digest, "little")
+            free = np.flatnonzero(skipped >> _ROW_BITS != number)
+            if len(free) and word not in skipped:
+                skipped[free[word % len(free)]] = word  # any of them: two workers rarely choose the same
+        return int(np.count_nonzero(skipped >> _ROW_BITS == number))
 
 
 def _begun_word(worker: int, number: int) -> int:

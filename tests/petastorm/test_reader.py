@@ -313,6 +313,14 @@ def test_a_stopped_reader_is_at_an_end(table):
         reader.reset()
 
 
+def test_diagnostics_are_there_after_stop(table):
+    reader = make_batch_reader(table, shuffle_row_groups=False)
+    num_rows = len(next(reader)[0])
+    next(reader)
+    reader.stop()
+    assert reader.diagnostics["rows"] >= num_rows
+
+
 def test_endless_epochs_and_diagnostics(table):
     with make_reader(table, num_epochs=None, seed=1) as reader:
         assert len(list(itertools.islice(reader, 3 * TOTAL + 1))) == 3 * TOTAL + 1

@@ -368,7 +368,8 @@ class Reader:
         rows; `items_consumed` were begun, `items_produced` are finished, `items_inprocess` are being made.
         """
         with self.lock:
-            self._acknowledge()
+            if not self.stopped:
+                self._acknowledge()
             found = {**self.loader.stats(), "output_queue_size": self.loader.num_waiting()}
             if self._delivery is not None and not self.is_batched_reader and self._taken < self._delivery.num_rows:
                 found |= {"rows": found["rows"] + self._taken, "batches": found["batches"] + 1}

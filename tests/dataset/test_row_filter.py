@@ -1,6 +1,7 @@
 """Row filters on delivery: they keep what the same filter keeps up front, and states record which one it was."""
 
 import datetime
+import threading
 from decimal import Decimal
 
 import numpy as np
@@ -11,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock import halt
 from penstock.codecs.arrow import Fixed, column_kind, fixed_view, mask, objects
 from penstock.dataset.arrow_filter import ArrowFilter, delivered_schema, to_arrow
 from penstock.dataset.row_filter import RowFilter, make_row_filter
-from penstock.errors import ColumnNotFound, SchemaError, StateMismatch
+from penstock.errors import ColumnNotFound, LoaderClosed, SchemaError, StateMismatch
 from penstock.predicates import (
     PredicateBase,
     in_intersection,
@@ -341,3 +343,18 @@ def test_unknown_columns_list_near_names_without_exact(ds):
     for filters in ([("aa", "=", 1)], pc.field("aa") == 1, in_set([1], "aa")):
         with pytest.raises(ColumnNotFound, match="did you mean 'a'"):
             ds.where(filters, exact=False)
+
+
+def test_a_function_is_not_called_for_more_rows_once_its_loader_is_stopped():
+    halted, seen = threading.Event(), []
+
+    def keep(number):
+        seen.append(number)
+        if len(seen) == 3:
+            halted.set()
+        return True
+
+    kept = RowFilter(in_lambda(["x"], keep))
+    with halt.until(halted), pytest.raises(LoaderClosed, match="closed while its filter"):
+        kept({"x": np.arange(100)}, 100)
+    assert len(seen) == 3

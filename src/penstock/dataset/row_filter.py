@@ -40,7 +40,7 @@ from penstock.dataset.predicates import (
 )
 from penstock.dataset.row_views import BatchRows, ChunkRows
 from penstock.dataset.value_keys import key_of
-from penstock.errors import ColumnNotFound, SchemaError, close_names
+from penstock.errors import ColumnNotFound, LoaderClosed, SchemaError, close_names
 from penstock.halt import is_halted
 
 if TYPE_CHECKING:
@@ -151,7 +151,9 @@ def _rows(view: RowView, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     """Yield the values of these columns row by row, until the work is stopped; then nobody needs the answer."""
     for row in zip(*[row_values(view.column(name)) for name in names], strict=True):
         if is_halted():
-            raise SchemaError("the predicate was stopped")
+            raise LoaderClosed(
+                "the loader was closed while its filter was evaluated; make another one from the dataset"
+            )
         yield row
 
 

@@ -13,6 +13,7 @@ The pool never waits: a batch that the user keeps simply keeps its block.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -64,7 +65,8 @@ class _Lease:
 
     def __del__(self) -> None:
         # Runs in the thread that drops the last array, maybe inside a garbage collection: must not take a lock.
-        self._free.append(self._memory)
+        with contextlib.suppress(AttributeError):  # Ctrl-C inside `__init__`
+            self._free.append(self._memory)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """One run of a loader: threads that read, gather and decode ahead, and the consumer that takes batches in order.
 
-All shared state lives in `Scheduler` under one condition. A worker picks a task under the lock, does it without, and notes
-the result under the lock. Tasks, in order of preference: build the next span whose chunks are loaded; index the span
-after those; read what the next span needs; plan the next epoch; read ahead.
+All shared state lives in `Scheduler` under one condition. A worker picks a task under the lock, does it without, and
+notes the result under the lock; without workers the consumer does so. Tasks, in order of preference: build the next
+span whose chunks are loaded; index the span after those; read what the next span needs; plan the next epoch; read
+ahead.
 
 What happens to the threads, in every case:
 

@@ -31,6 +31,7 @@ from penstock.plan.order import Cursor, Order, Share, steps_left
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from penstock.engine.delivery import Built
     from penstock.engine.locate import Skipped
     from penstock.engine.scheduler import Scheduler
     from penstock.options import LoaderOptions
@@ -106,8 +107,9 @@ class Stats:
             self.batches += 1
             self.wait_s += wait_s
             self._waits[bisect_left(WAIT_BOUNDS, wait_s)] += 1
-            sums = self.read_s, self.gather_s, self.finish_s, self.bytes_read, self.hand_over_s
-            self._steps.append(Step(end, num_rows, wait_s, *sums))
+            read_s, gather_s, finish_s = self.read_s, self.gather_s, self.finish_s
+            step = Step(end, num_rows, wait_s, read_s, gather_s, finish_s, self.bytes_read, self.hand_over_s)
+            self._steps.append(step)
 
     def as_dict(self) -> dict[str, float]:
         """Return all counters; seconds are summed over threads, except `wait_s`, which is the consumer's."""
@@ -273,18 +275,9 @@ class EngineStream(Stream[Batch]):
         if self._is_through:
             return None
         self._progress.check(self._number, taking=True)
-        watch = None if self._ahead else self._record.watch
+        watch = self._record.watch
         try:
-            if watch is None:
-                built = self._scheduler.next()
-            else:
-                watch.user_waits()
-                built = self._scheduler.next()
-                watch.user_works()
-            seen = self._record.watch
-            if seen is not None and seen.moved:
-                self._record.watch = None
-                warnings.warn(advice(seen.moved), PenstockWarning, stacklevel=users_level())
+            built = self._scheduler.next() if watch is None else self._next_watched(watch)
             if built is None:
                 self._is_through = True
                 return None
@@ -300,6 +293,18 @@ class EngineStream(Stream[Batch]):
             self.release(why=FAILED)
             raise
         return Delivery(built.batch, place, built.origin, built.num_rows, built.skipped)
+
+    def _next_watched(self, watch: Watch) -> Built | None:
+        """Return the next batch; a warning reports a transform that has drawn from a global random state."""
+        if not self._ahead:
+            watch.user_waits()
+        built = self._scheduler.next()
+        if not self._ahead:
+            watch.user_works()
+        if watch.moved and self._record.watch is not None:
+            self._record.watch = None
+            warnings.warn(advice(watch.moved), PenstockWarning, stacklevel=users_level())
+        return built
 
     def _check_skipped(self, last: Skipped, limit: int) -> None:
         keys = {(one.path, one.row_group, one.row) for _, _, lost in list(self._unacknowledged) for one in lost}

@@ -15,6 +15,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,21 +26,12 @@ from penstock.options import one_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
+    from pyarrow import Buffer
+
     Read = Callable[[Sequence[int]], Sequence[Buffer]]
 
 MEMORY_CACHE_BYTES = 1 << 30
 """Default size limit of a `MemoryCache`."""
-
-
-class _Flight:
-    """A range that one thread is fetching and others may be waiting for."""
-
-    __slots__ = ("data", "done")
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.data: Buffer | None = None
 
 
 class ChunkCache(ABC):
@@ -56,7 +48,8 @@ class ChunkCache(ABC):
 
     def _reset_locks(self) -> None:
         """Forget which thread waits for which: also in a forked child, where those threads do not exist."""
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Future[Buffer | None]] = {}
+        """Ranges that one thread is fetching and others may be waiting for; None once that thread has failed."""
         self._flights_lock = threading.Lock()
 
     @abstractmethod
@@ -91,44 +84,42 @@ class ChunkCache(ABC):
                 for index in mine:
                     self._flights.pop(keys[index], None)
             for index in mine:
-                flights[index].done.set()
+                if not flights[index].done():
+                    flights[index].set_result(None)
         return [self._await(flight, index, keys[index], read) for index, flight in enumerate(flights)]
 
-    def _claim(self, keys: Sequence[str]) -> tuple[list[_Flight], list[int]]:
+    def _claim(self, keys: Sequence[str]) -> tuple[list[Future[Buffer | None]], list[int]]:
         """Return the flight of every key, and the indices of those that this thread has started."""
         flights, mine = [], []
         with self._flights_lock:
             for index, key in enumerate(keys):
                 flight = self._flights.get(key)
                 if flight is None:
-                    flight = self._flights[key] = _Flight()
+                    flight = self._flights[key] = Future()
                     mine.append(index)
                 flights.append(flight)
         return flights, mine
 
-    def _serve(self, keys: Sequence[str], flights: list[_Flight], mine: list[int], read: Read) -> None:
+    def _serve(self, keys: Sequence[str], flights: list[Future[Buffer | None]], mine: list[int], read: Read) -> None:
         missing = []
         for index in mine:
             data = self.load(keys[index])
             if data is None:
                 missing.append(index)
             else:
-                flights[index].data = data
-                flights[index].done.set()
+                flights[index].set_result(data)
                 self._count(hits=1, hit_bytes=data.size)
         if not missing:
             return
         for index, data in zip(missing, read(missing), strict=True):
-            flights[index].data = data
-            flights[index].done.set()  # waiting threads need not wait for the storing
+            flights[index].set_result(data)  # waiting threads need not wait for the storing
             self._count(misses=1, miss_bytes=data.size)
             self.store(keys[index], data)
 
-    def _await(self, flight: _Flight, index: int, key: str, read: Read) -> Buffer:
-        flight.done.wait()
-        if flight.data is not None:
-            return flight.data
-        data = self.load(key)  # the thread that was fetching it has failed
+    def _await(self, flight: Future[Buffer | None], index: int, key: str, read: Read) -> Buffer:
+        data = flight.result()
+        if data is None:  # the thread that was fetching it has failed
+            data = self.load(key)
         return read([index])[0] if data is None else data
 
     def _count(self, **more: int) -> None:

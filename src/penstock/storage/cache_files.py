@@ -28,7 +28,7 @@ import time
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
@@ -39,7 +39,7 @@ from penstock.storage.publish import put, temporary_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    Buffer = Any
+    from pyarrow import Buffer
 
 FOLDER = "penstock-chunks-1"
 """Name of the folder of entries, inside the user's folder; a new format gets a new number."""
@@ -85,14 +85,9 @@ def write_entry(path: str, key: str, data: Buffer) -> None:
     """Write an entry to an existing temporary file."""
     view = memoryview(data)
     head = _HEADER.pack(_MAGIC, view.nbytes, bytes.fromhex(key), zlib.crc32(view))
-    with open(path, "r+b", buffering=0) as file:
-        _write_all(file, memoryview(head + _CHECK.pack(zlib.crc32(head))))
-        _write_all(file, view)
-
-
-def _write_all(file: Any, view: memoryview) -> None:
-    while view.nbytes:
-        view = view[file.write(view) :]
+    with open(path, "r+b") as file:
+        file.write(head + _CHECK.pack(zlib.crc32(head)))
+        file.write(view)
 
 
 def read_entry(path: str, key: str) -> tuple[Buffer, int]:
@@ -105,7 +100,7 @@ def read_entry(path: str, key: str) -> tuple[Buffer, int]:
         FileNotFoundError: there is no such entry.
         BadEntry: it is incomplete or damaged, or belongs to another key.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb") as file:
         found = os.fstat(file.fileno())
         head = file.read(HEADER_BYTES)
         if len(head) < HEADER_BYTES or _CHECK.unpack_from(head, _HEADER.size)[0] != zlib.crc32(head[: _HEADER.size]):
@@ -116,13 +111,10 @@ def read_entry(path: str, key: str) -> tuple[Buffer, int]:
         if found.st_size != HEADER_BYTES + num_bytes:
             raise BadEntry(f"{path} has {found.st_size} bytes, but its header says {HEADER_BYTES + num_bytes}")
         buffer = pa.allocate_buffer(num_bytes)
-        view = memoryview(buffer).cast("B") if num_bytes else memoryview(b"")
-        start = 0
-        while start < num_bytes:
-            count = file.readinto(view[start:])
-            if not count:
-                raise BadEntry(f"{path} ends after {start} of {num_bytes} bytes")
-            start += count
+        view = memoryview(buffer if num_bytes else bytearray()).cast("B")
+        count = file.readinto(view)
+        if count < num_bytes:
+            raise BadEntry(f"{path} ends after {count} of {num_bytes} bytes")
     if zlib.crc32(view) != checksum:
         raise BadEntry(f"{path} does not match its checksum")
     return buffer, found.st_mtime_ns
@@ -170,10 +162,7 @@ def sweep_parts(folder: str) -> tuple[int, int]:
     Call it under the lock, so that the usage counter can follow.
     """
     live, freed = 0, 0
-    for file in _files(os.path.join(folder, PARTS)):
-        part = _PART.fullmatch(file.name)
-        if part is None:
-            continue
+    for file, part in _files(os.path.join(folder, PARTS), _PART):
         with contextlib.suppress(OSError):
             if _is_abandoned(part, time.time() - file.stat(follow_symlinks=False).st_mtime):
                 os.unlink(file.path)
@@ -198,26 +187,25 @@ class CacheEntry:
 def entries(folder: str) -> Iterator[CacheEntry]:
     """Yield every entry in no particular order, ignoring other files. Costs one `stat` a file."""
     for shard in _folders(folder):
-        for file in _files(shard):
-            if _ENTRY.fullmatch(file.name) is None:
-                continue
+        for file, _ in _files(shard, _ENTRY):
             with contextlib.suppress(OSError):
                 found = file.stat(follow_symlinks=False)
                 yield CacheEntry(found.st_mtime_ns, file.path, cost_of(max(0, found.st_size - HEADER_BYTES)))
 
 
 def _folders(folder: str) -> list[str]:
-    try:
-        with os.scandir(folder) as found:
-            return [one.path for one in found if _SHARD.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
+    return [one.path for one, _ in _named(folder, _SHARD) if one.is_dir(follow_symlinks=False)]
 
 
-def _files(folder: str) -> list[os.DirEntry[str]]:
+def _files(folder: str, names: re.Pattern[str]) -> list[tuple[os.DirEntry[str], re.Match[str]]]:
+    return [(one, name) for one, name in _named(folder, names) if one.is_file(follow_symlinks=False)]
+
+
+def _named(folder: str, names: re.Pattern[str]) -> list[tuple[os.DirEntry[str], re.Match[str]]]:
+    """Return the entries of a folder whose names match, with the match; none if it cannot be listed."""
     try:
         with os.scandir(folder) as found:
-            return [one for one in found if one.is_file(follow_symlinks=False)]
+            return [(one, name) for one in found if (name := names.fullmatch(one.name))]
     except OSError:
         return []
 
@@ -332,20 +320,14 @@ class UsageCounter:
         A process that is stopped while it has the lock does not block the others: they store nothing meanwhile.
         """
         deadline = time.monotonic() + timeout_s
-        if not self._mutex.acquire(timeout=timeout_s):
-            yield None
-            return
-        try:
-            fd = self._locked(deadline)
-            if fd is None:
-                yield None
-                return
-            try:
-                yield LockedUsage(fd)
-            finally:
-                unlock_and_close(fd)
-        finally:
-            self._mutex.release()
+        with contextlib.ExitStack() as held:
+            fd = None
+            if self._mutex.acquire(timeout=timeout_s):
+                held.callback(self._mutex.release)
+                fd = self._locked(deadline)
+            if fd is not None:
+                held.callback(unlock_and_close, fd)
+            yield None if fd is None else LockedUsage(fd)
 
     def _locked(self, deadline: float) -> int | None:
         """Return the open file, locked; None after the deadline. A file that was deleted meanwhile is opened again."""

@@ -53,7 +53,7 @@ from penstock.storage.cache_files import (
 from penstock.storage.publish import publish_file
 
 if TYPE_CHECKING:
-    Buffer = Any
+    from pyarrow import Buffer
 
 Eviction = Literal["idle", "lru", "none"]
 
@@ -144,13 +144,11 @@ class DiskCache(ChunkCache):
         path = entry_path(self._folder, key)
         try:
             data, used_ns = read_entry(path, key)
-        except FileNotFoundError:
-            return None
         except BadEntry:
             self._count(damaged=1)
             self.drop(key)
             return None
-        except OSError:
+        except OSError:  # not there, or not readable
             return None
         if used_ns < self._since_ns or time.time_ns() - used_ns > _TOUCH_NS:
             with contextlib.suppress(OSError):  # read-only, or just deleted

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.errors import PenstockError, StoreError, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     Fault = Literal["unavailable", "refused", "gone", "changed"]
 
 _UNAVAILABLE_ERRNOS = frozenset(
@@ -52,6 +50,10 @@ _STORE_ANSWER = re.compile(
     r"AWS Error (?P<aws>\w+)|google::cloud::Status\((?P<google>\w+)|Azure Error: \[(?P<azure>\w*)\]"
 )
 """How pyarrow's own clients report what the store said: all their errors are OSError with a text."""
+_STATUS_FAULTS: dict[int | None, Fault] = {
+    401: "refused", 403: "refused", 407: "refused", 404: "gone", 410: "gone", 412: "changed", 416: "changed",
+}  # fmt: skip
+"""412: another entity tag; 416: a shorter file."""
 _HTTP_STATUS = re.compile(r"\bHTTP status(?: code)?:? (\d{3})\b")
 
 
@@ -68,22 +70,17 @@ def fault_of(error: BaseException) -> Fault | None:
 def _verdict(error: BaseException) -> tuple[Fault | None, BaseException]:
     """Return the fault, and the error among the causes that shows it."""
     vague: tuple[Fault | None, BaseException] = None, error
-    for one in _causes(error):
+    seen: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in seen:
         found = _fault(one)
         if found is not None and getattr(one, "errno", None) != errno.EIO and not isinstance(one, FileNotFoundError):
             return found, one
         if vague[0] is None:
             vague = found, one
+        seen.append(one)
+        one = one.__cause__
     return vague
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in seen:
-        yield current
-        seen.append(current)
-        current = current.__cause__
 
 
 def _fault(error: BaseException) -> Fault | None:
@@ -97,13 +94,8 @@ def _fault(error: BaseException) -> Fault | None:
         return "refused"
     if isinstance(error, FileNotFoundError) or (code is not None and _GONE_CODES.fullmatch(code)):
         return "gone"
-    if status is not None:
-        if status in (401, 403, 407):
-            return "refused"
-        if status in (404, 410):
-            return "gone"
-        if status in (412, 416):  # another entity tag, or shorter
-            return "changed"
+    if status in _STATUS_FAULTS:
+        return _STATUS_FAULTS[status]
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & _REFUSED_CLASSES:
         return "refused"

@@ -11,7 +11,7 @@ import posixpath
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyarrow.fs import FileSelector, FileType, LocalFileSystem
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from penstock.errors import BadFile, DatasetNotFound, StoreUnavailable
 from penstock.storage.faults import attempt
@@ -19,8 +19,6 @@ from penstock.storage.urls import file_url_path, first_request, resolve_url, to_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 
 def resolve(
@@ -174,13 +172,14 @@ def _walk_local(root: str, prefix: str, underscores: bool) -> Iterator[tuple[str
     folders = []
     with os.scandir(os.path.join(root, prefix)) as entries:
         for entry in entries:
-            if _is_folder(entry):
+            found = _entry(entry.path)
+            if found.type == FileType.Directory:
                 if _is_hidden_name(entry.name, underscores or "=" in entry.name):
                     yield f"{prefix}{entry.name}/", None
                 elif not entry.is_symlink() or not leads_back(entry.path, root):
                     folders.append(f"{prefix}{entry.name}/")
             else:
-                yield f"{prefix}{entry.name}", _size(entry)
+                yield f"{prefix}{entry.name}", found.size
     for folder in folders:
         yield from _walk_local(root, folder, underscores)
 
@@ -193,20 +192,6 @@ def leads_back(link: str, root: str) -> bool:
         if os.path.commonpath([target, os.path.realpath(folder)]) == target:
             return True
     return False
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _size(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat().st_size
-    except OSError:
-        return 0
 
 
 def _walk_store(fs: FileSystem, root: str) -> Iterator[tuple[str, int | None]]:

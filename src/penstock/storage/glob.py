@@ -11,14 +11,12 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
-from pyarrow.fs import FileType, LocalFileSystem
+from pyarrow.fs import FileSystem, FileType, LocalFileSystem
 
 from penstock.storage.filesystem import leads_back, list_folder, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    FileSystem = Any
 
 _MAGIC = re.compile(r"[*?[]")
 

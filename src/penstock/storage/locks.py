@@ -13,9 +13,9 @@ import os
 import shutil
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyarrow.fs import LocalFileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem
 
 try:
     import fcntl
@@ -24,8 +24,6 @@ except ImportError:  # Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 _MUTEX_WAIT_S = 10.0
 _POLL_S = 0.005

@@ -23,7 +23,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyarrow.fs import FileSelector, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 from penstock.errors import StoreError
 from penstock.storage.faults import attempt
@@ -31,8 +31,6 @@ from penstock.storage.store import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 FILESYSTEM_ERRORS = (OSError, NotImplementedError, pa.ArrowException)
 """Raised by filesystems if a path does not exist or an operation is not possible."""

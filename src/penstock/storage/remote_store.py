@@ -28,9 +28,7 @@ from penstock.storage.urls import url_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
-    FileSystem = Any
-    NativeFile = Any
+    from pyarrow import Buffer
 
 T = TypeVar("T")
 
@@ -100,7 +98,8 @@ class RemoteStore(FileSystemStore):
                 data = iter(list(pool.map(inherited(read), requests)))
         found: list[Buffer] = [None] * len(ranges)
         for fetch, split in zip(fetches, parts, strict=True):
-            whole = _joined([next(data) for _ in split])
+            bodies = [next(data) for _ in split]
+            whole = bodies[0] if len(bodies) == 1 else pa.py_buffer(b"".join(bodies))
             for index in fetch.members:
                 start, stop = ranges[index]
                 found[index] = whole.slice(start - fetch.start, stop - start)
@@ -202,10 +201,6 @@ def _split(start: int, stop: int) -> list[Range]:
     return list(itertools.pairwise(edges))
 
 
-def _joined(parts: list[Buffer]) -> Buffer:
-    return parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
-
-
 class Fetch(NamedTuple):
     """One read, and which of the ranges asked for lie in it."""
 
@@ -274,15 +269,6 @@ class _RangeFile(io.RawIOBase):
     def seek(self, position: int, whence: int = 0) -> int:
         self._position = {0: 0, 1: self._position, 2: self._size}[whence] + position
         return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
     def close(self) -> None:
         self._held.clear()

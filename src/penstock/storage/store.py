@@ -17,9 +17,9 @@ import errno
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from pyarrow.fs import LocalFileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem
 
 from penstock.errors import FileChanged
 from penstock.storage.faults import attempt
@@ -28,9 +28,7 @@ from penstock.storage.filesystem import walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Buffer = Any  # pyarrow.Buffer: pyarrow ships no types
-    FileSystem = Any
-    NativeFile = Any
+    from pyarrow import Buffer, NativeFile
 
 T = TypeVar("T")
 Range = tuple[int, int]

@@ -23,11 +23,18 @@ from penstock.storage.faults import attempt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    FileSystem = Any
-
 # The extra that installs the library for a URL scheme.
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
-_EXTRAS |= {"hdfs": "hdfs", "webhdfs": "hdfs"}
+_EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "abfs": "azure",
+    "abfss": "azure",
+    "az": "azure",
+    "hdfs": "hdfs",
+    "webhdfs": "hdfs",
+}
 SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 """Schemes that are aliases of another one."""
 _SLOW_S = 5.0

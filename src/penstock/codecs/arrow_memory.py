@@ -131,11 +131,9 @@ def lists(array: pa.Array) -> Lists:
     used = stop > start
     low, high = (int(start[used].min()), int(stop[used].max())) if used.any() else (0, 0)
     child = _child(array).slice(low, high - low)
-    return Lists(child, np.where(used, start - low, 0), np.where(used, stop - low, 0), valid, _shares(array))
-
-
-def _shares(array: pa.Array) -> bool:
-    return array.type.id in _LIST_VIEWS
+    return Lists(
+        child, np.where(used, start - low, 0), np.where(used, stop - low, 0), valid, array.type.id in _LIST_VIEWS
+    )
 
 
 def _child(array: pa.Array) -> pa.Array:
@@ -152,7 +150,7 @@ def _bounds(array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if form_of(array.type) == "fixed_list":
         edges = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * array.type.list_size
         return edges[:-1], edges[1:]
-    if not _shares(array):
+    if array.type.id not in _LIST_VIEWS:
         offsets = _offsets(array).astype(np.int64)
         return offsets[:-1], offsets[1:]
     if len(array) == 0:

@@ -121,15 +121,11 @@ def payload(cell: Any, header: Header) -> np.ndarray[Any, Any]:
 
 
 def _literal(text: str, *, old: bool) -> Any:
-    try:
-        return ast.literal_eval(text.strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        if not old:
-            raise ValueError(f"damaged .npy header: {text[:80]!r}") from None
-    try:  # Python 2 wrote long integers as 3L
-        return ast.literal_eval(re.sub(r"(?<=\d)L\b", "", text.strip()))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"damaged .npy header: {text[:80]!r}") from None
+    plain = text.strip()
+    for form in (plain, re.sub(r"(?<=\d)L\b", "", plain)) if old else (plain,):  # Python 2 wrote long integers as 3L
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            return ast.literal_eval(form)
+    raise ValueError(f"damaged .npy header: {text[:80]!r}")
 
 
 class NdarrayCodec(Codec):

@@ -38,6 +38,16 @@ _ARROW_NAMES = {
     "DateType": "date32",
     "TimestampNTZType": "timestamp[us]",
 }
+_CHECKED_AS = {
+    "int8": "int",
+    "int16": "int",
+    "int32": "int",
+    "int64": "int",
+    "float32": "float",
+    "float64": "float",
+    "bool": "bool",
+    "string": "str",
+}
 SPARK_TYPE_NAMES = frozenset(_ARROW_NAMES) | {"DecimalType", "TimestampType", "ArrayType"}
 """Class names that are taken for Spark types."""
 
@@ -67,9 +77,7 @@ class SparkType:
     @property
     def kind(self) -> str:
         """Return how values are checked: "int", "float", "bool", "str" or "" (passed through)."""
-        kinds = {"ByteType": "int", "ShortType": "int", "IntegerType": "int", "LongType": "int"}
-        kinds |= {"FloatType": "float", "DoubleType": "float", "BooleanType": "bool"}
-        return kinds.get(self.name, "str" if _ARROW_NAMES.get(self.name) == "string" else "")
+        return _CHECKED_AS.get(_ARROW_NAMES.get(self.name, ""), "")
 
     def to_arrow(self) -> pa.DataType:
         """Return the Arrow type of a column that Spark writes for this type."""
@@ -327,9 +335,13 @@ def spark_type_of(kind: Any, *, strict: bool = True) -> SparkType:
         "int64": "Long",
         "float": "Float",
         "double": "Double",
+        "bool": "Boolean",
+        "string": "String",
+        "large_string": "String",
+        "binary": "Binary",
+        "large_binary": "Binary",
+        "date32[day]": "Date",
     }
-    names |= {"bool": "Boolean", "string": "String", "large_string": "String", "binary": "Binary"}
-    names |= {"large_binary": "Binary", "date32[day]": "Date"}
     if pa.types.is_timestamp(arrow):
         return SparkType("TimestampNTZType" if arrow.tz is None else "TimestampType")
     if str(arrow) not in names and strict:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pyarrow.fs import FileType, LocalFileSystem
+from pyarrow.fs import FileSystem, FileType, LocalFileSystem
 
 from penstock.dataset.tables import refuse_above, refuse_listed
 from penstock.dataset.write_markers import MARKER, refuse_block, refuse_hidden, refuse_marked, refuse_spark
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.storage.store import Store
-
-    FileSystem = Any
 
 MAGIC = b"PAR1"
 _ENDINGS = (".parquet", ".parq", ".pq")

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -119,18 +119,19 @@ class ColumnChunks:
             raise ThriftError("the row groups come before the schema")
         if (figures[:, :, :4] < -1).any():  # -1: not known
             raise ThriftError("a column chunk has a negative size or offset")
-        self.num_values: Integers = figures[:, :, 0]
-        self.uncompressed_bytes: Integers = figures[:, :, 1]
-        self.compressed_bytes: Integers = figures[:, :, 2]
-        self.data_page_offset: Integers = figures[:, :, 3]
-        self.dictionary_page_offset: Integers = figures[:, :, 4]
-        self.null_count: Integers = figures[:, :, 5]
-        self.unencoded_bytes: Integers = figures[:, :, 6]
-        """Bytes of all values of a column of binary or text, without lengths; from newer writers only."""
-        self.spelled_out: NDArray[np.bool_] = figures[:, :, 7] == 1
+        (
+            self.num_values,
+            self.uncompressed_bytes,
+            self.compressed_bytes,
+            self.data_page_offset,
+            self.dictionary_page_offset,
+            self.null_count,
+            self.unencoded_bytes,  # of all values of a column of binary or text, without lengths; newer writers only
+            spelled_out,
+            self._one_level_short,  # values with all definition levels but the last: null, with everything around them
+        ) = cast("list[Integers]", np.moveaxis(figures, 2, 0))
+        self.spelled_out: NDArray[np.bool_] = spelled_out == 1
         """Whether every value is stored with all its bytes, so that `uncompressed_bytes` is their size."""
-        self._one_level_short: Integers = figures[:, :, 8]
-        """Values with all definition levels but the last: null, while everything around them is there."""
         self.flat = {leaf.path: index for index, leaf in enumerate(self.leaves) if not leaf.repeated}
         """Number of each leaf that is not inside a list, by path."""
         self._below: dict[str, list[int]] = {}

@@ -31,8 +31,7 @@ def read_common_metadata(root: Root) -> dict[bytes, bytes]:
     Raises:
         BadFile: It is there and is no Parquet file.
     """
-    footer = _footer(root, COMMON_METADATA)
-    return {} if footer is None else _pairs(footer)
+    return _pairs(_footer(root, COMMON_METADATA))
 
 
 def update_common_metadata(first: DataFile, changes: Mapping[bytes, bytes | None]) -> None:
@@ -43,12 +42,9 @@ def update_common_metadata(first: DataFile, changes: Mapping[bytes, bytes | None
     """
     root = first.root
     before = _footer(root, COMMON_METADATA)
-    pairs = {} if before is None else _pairs(before)
-    pairs.update({key: value for key, value in changes.items() if value is not None})
-    for key in [key for key, value in changes.items() if value is None]:
-        pairs.pop(key, None)
+    pairs = {**_pairs(before), **changes}
     columns = (before or _footer(root, SUMMARY_METADATA) or read_footer(first).arrow).schema.to_arrow_schema()
-    schema = columns.with_metadata(pairs)
+    schema = columns.with_metadata({key: value for key, value in pairs.items() if value is not None})
     replace_file(root, COMMON_METADATA, lambda sink: pq.write_metadata(schema, sink))
 
 
@@ -67,4 +63,5 @@ def _footer(root: Root, name: str) -> Any:
 
 
 def _pairs(footer: Any) -> dict[bytes, bytes]:
-    return {key: value for key, value in (footer.metadata or {}).items() if key != _OWN}
+    stored = {} if footer is None else footer.metadata or {}
+    return {key: value for key, value in stored.items() if key != _OWN}

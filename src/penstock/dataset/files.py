@@ -332,12 +332,9 @@ def _without_deleted(scan: Scan) -> Selection:
                 "catalog belongs to another version of the file"
             )
         keep[deleted] = False
-        start = 0
-        for num_rows in parts:
-            mask = keep[start : start + num_rows]
-            start += num_rows
-            if num_rows:
-                if 0 < mask.sum() < num_rows:
+        for mask in np.split(keep, np.cumsum(parts)[:-1]):
+            if len(mask):
+                if 0 < mask.sum() < len(mask):
                     bitmaps[len(counts)] = pack_mask(mask)
                 counts.append(int(mask.sum()))
     return Selection(np.array(counts, np.int64), bitmaps)

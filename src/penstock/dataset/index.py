@@ -7,7 +7,7 @@ chunk numbers of the whole dataset, so they stay right whatever filters came bef
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -91,8 +91,7 @@ def check_selector(value: Any) -> RowGroupSelectorBase:
     methods = ("get_index_names", "select_row_groups")
     if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in methods):
         raise ValueError(f"a row-group selector is wanted (as SingleIndexSelector makes one); got {value!r}")
-    found: RowGroupSelectorBase = value
-    return found
+    return cast("RowGroupSelectorBase", value)
 
 
 def select_row_groups(source: Source, selector: RowGroupSelectorBase, before: Selection) -> Selection:

@@ -13,7 +13,7 @@ import json
 import logging
 import posixpath
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -130,12 +130,11 @@ def _changed(source: ParquetSource, then: Any) -> MetadataError:
 
 def _index_to_json(indexer: RowGroupIndexerBase) -> dict[str, Any]:
     kind = next((name for name, known in _KINDS.items() if type(indexer) is known), "values")
-    values = [] if kind == "not_null" else indexer.indexed_values
     stored = {"kind": kind, "name": indexer.index_name, "columns": list(indexer.column_names)}
     if kind == "not_null":
         return stored | {"groups": sorted(map(int, indexer.get_row_group_indexes(NOT_NULL)))}
     try:
-        pairs = [[value_to_json(v), sorted(map(int, indexer.get_row_group_indexes(v)))] for v in values]
+        pairs = [[value_to_json(v), sorted(map(int, indexer.get_row_group_indexes(v)))] for v in indexer.indexed_values]
     except TypeError as exc:
         raise SchemaError(f"the index {indexer.index_name!r} cannot be stored: {exc}") from exc
     return stored | {"values": pairs}
@@ -148,8 +147,7 @@ def _index_from_json(stored: dict[str, Any]) -> RowGroupIndexerBase:
     else:
         for value, groups in stored["values"]:
             made.add(value_from_json(value), groups)
-    found: RowGroupIndexerBase = made
-    return found
+    return cast("RowGroupIndexerBase", made)
 
 
 # -- one value -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ are not row counts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -99,8 +99,7 @@ class ParquetSource(FileSource):
 
     def footer(self, file: int) -> Footer:
         """Return the footer of a file, from memory or read again; raises as `index_of`."""
-        found: Footer = self.index_of(file)
-        return found
+        return cast("Footer", self.index_of(file))
 
     def part(self, chunk: int) -> StoredRowGroup:
         """Return what is needed to read a chunk."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -224,7 +224,7 @@ def bucket_of(value: Any) -> int:
     return int.from_bytes(hashlib.md5(str(value).encode(), usedforsecurity=False).digest(), "big") % BUCKETS
 
 
-def is_predicate(value: Any) -> bool:
+def is_predicate(value: Any) -> TypeGuard[PredicateBase]:
     """Tell whether a value is a predicate: any instance that has both methods."""
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("get_fields", "do_include")
@@ -239,8 +239,7 @@ def check_predicate(value: Any) -> PredicateBase:
     """
     if not is_predicate(value):
         raise ValueError(f"a predicate is wanted (an instance of PredicateBase, as in_set makes one); got {value!r}")
-    found: PredicateBase = value
-    return found
+    return value
 
 
 def single(value: Any, predicate: PredicateBase) -> Any:
@@ -280,8 +279,7 @@ def _name(field: Any) -> str:
 def _values(what: str, values: Any) -> Iterable[Any]:
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise ValueError(f"{what} takes a list or set of values; got {values!r}: put it into [ ]")
-    found: Iterable[Any] = values
-    return found
+    return cast("Iterable[Any]", values)
 
 
 def _few(keys: KeySet) -> str:

@@ -235,10 +235,6 @@ def _by_split(predicate: in_pseudorandom_split, view: RowView, batched: bool) ->
     return np.fromiter((known[str(value)] for value in values), np.bool_, len(values))
 
 
-def _by_negation(predicate: in_negate, view: RowView, batched: bool) -> Mask:
-    return ~_mask_of(predicate._predicate, view, batched)
-
-
 def _by_reduction(predicate: in_reduce, view: RowView, batched: bool) -> Mask:
     parts = predicate._predicate_list
     if predicate.is_all and not batched:
@@ -288,7 +284,7 @@ _MASKS: dict[type, Callable[[Any, RowView, bool], Mask]] = {
     in_set: _by_set,
     in_intersection: _by_intersection,
     in_lambda: _by_lambda,
-    in_negate: _by_negation,
+    in_negate: lambda predicate, view, batched: ~_mask_of(predicate._predicate, view, batched),
     in_pseudorandom_split: _by_split,
     in_reduce: _by_reduction,
 }

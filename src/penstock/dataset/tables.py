@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyarrow.fs import FileType
+from pyarrow.fs import FileSystem, FileType
 
 from penstock.errors import UnsupportedFormat
 from penstock.storage.filesystem import list_folder, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 _TRACES = {
     "Delta": re.compile(r"(?:(.*)/)?_delta_log/[^/]+\.(?:json|checkpoint\.(?:\d+\.\d+\.)?parquet)"),

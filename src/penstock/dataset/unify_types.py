@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_ALIKE = ({"string", "large_string", "string_view"}, {"binary", "large_binary", "binary_view"})
+"""Types that hold the same values."""
+
+
 def check_agreement(base: pa.Schema, other: pa.Schema, *, paths: tuple[str, str], wanted: Iterable[str] | None) -> None:
     """Check that the columns `wanted` (None: all) of two flattened schemas agree.
 
@@ -54,7 +58,7 @@ def same_values(a: pa.DataType, b: pa.DataType) -> bool:
         return len(fields[0]) == len(fields[1]) and all(
             x.name == y.name and same_values(x.type, y.type) for x, y in zip(*fields, strict=True)
         )
-    return any(kind(a) and kind(b) for kind in (_is_text, _is_binary))
+    return any({str(a), str(b)} <= alike for alike in _ALIKE)
 
 
 def decoded(a: pa.DataType) -> pa.DataType:
@@ -64,14 +68,6 @@ def decoded(a: pa.DataType) -> pa.DataType:
 
 def _is_list(a: pa.DataType) -> bool:
     return bool(pa.types.is_list(a) or pa.types.is_large_list(a))
-
-
-def _is_text(a: pa.DataType) -> bool:
-    return pa.types.is_string(a) or pa.types.is_large_string(a) or str(a) == "string_view"
-
-
-def _is_binary(a: pa.DataType) -> bool:
-    return pa.types.is_binary(a) or pa.types.is_large_binary(a) or str(a) == "binary_view"
 
 
 def merge_schemas(base: pa.Schema, other: pa.Schema) -> pa.Schema:

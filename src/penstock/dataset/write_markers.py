@@ -24,7 +24,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from penstock.errors import DatasetIncomplete, StoreUnavailable
 from penstock.storage import is_hidden
@@ -34,8 +34,6 @@ from penstock.storage.urls import url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 MARKER = "_penstock_writing.json"
 """Marks a target on an object store while it is written; without it the dataset is complete."""
@@ -115,14 +113,12 @@ def read_json(fs: FileSystem, path: str) -> dict[str, Any] | None:
 
 def writers(fs: FileSystem, journal: str) -> list[str]:
     """Return the folders of a journal, one for each writer, in order."""
-    found = _listed(fs, journal)
-    return sorted(info.path for info in found if info.type == FileType.Directory)
+    return sorted(info.path for info in _listed(fs, journal) if info.type == FileType.Directory)
 
 
 def checkpoints(fs: FileSystem, writer: str) -> list[str]:
     """Return the files that hold a writer's checkpoints, in order."""
-    found = _listed(fs, writer)
-    return sorted(info.path for info in found if re.fullmatch(r"\d+\.json", info.base_name))
+    return sorted(info.path for info in _listed(fs, writer) if re.fullmatch(r"\d+\.json", info.base_name))
 
 
 def _listed(fs: FileSystem, folder: str) -> list[Any]:

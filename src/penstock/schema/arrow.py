@@ -79,7 +79,8 @@ def flatten_structs(table_or_schema: _TableOrSchema) -> _TableOrSchema:
         SchemaError: Two columns get one name.
         UnsupportedType: A struct has no fields.
     """
-    if not any(_struct_in(kind) is not None for kind in _types(table_or_schema)):
+    schema: Any = table_or_schema if isinstance(table_or_schema, pa.Schema) else table_or_schema.schema
+    if not any(_struct_in(kind) is not None for kind in schema.types):
         return table_or_schema
     if isinstance(table_or_schema, pa.Schema):
         fields = [leaf for field in table_or_schema for leaf in _leaves(field)]
@@ -91,14 +92,8 @@ def flatten_structs(table_or_schema: _TableOrSchema) -> _TableOrSchema:
                 f"{', '.join(twice)}; rename one of them in the files, or leave it out with columns=..."
             )
         return pa.schema(fields, metadata=table_or_schema.metadata)
-    schema = flatten_structs(table_or_schema.schema)
     columns = [leaf for column in table_or_schema.columns for leaf in _leaf_columns(column)]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _types(table_or_schema: pa.Schema | pa.Table) -> list[pa.DataType]:
-    schema = table_or_schema if isinstance(table_or_schema, pa.Schema) else table_or_schema.schema
-    return schema.types  # type: ignore[no-any-return]
+    return pa.Table.from_arrays(columns, schema=flatten_structs(schema))
 
 
 def _struct_in(arrow_type: pa.DataType) -> pa.DataType | None:

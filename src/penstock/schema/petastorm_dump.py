@@ -31,9 +31,11 @@ ROW_GROUPS_PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 """Key of what `dump_row_group_counts` gives; those of schema and index are in `schema/stored.py`."""
 
 _PROTOCOL = 3
-_NUMBERS: dict[Any, str] = {np.dtype(n).type: n for n in ("int8", "int16", "int32", "int64")}
-_NUMBERS |= {np.dtype(n).type: n for n in ("uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")}
-_NUMBERS[np.bool_] = "bool_"
+_NUMBERS: dict[Any, str] = {
+    **{np.dtype(n).type: n for n in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+    **{np.dtype(n).type: n for n in ("float16", "float32", "float64")},
+    np.bool_: "bool_",
+}
 _SCALARS = _NUMBERS | {np.str_: "str_", np.bytes_: "bytes_", np.datetime64: "datetime64"}
 _ARRAYS = _SCALARS | {np.complex64: "complex64", np.complex128: "complex128", np.timedelta64: "timedelta64"}
 # What a column is stored as counts for reading; Petastorm's own list of Spark types is shorter.
@@ -114,10 +116,9 @@ def _codec(field: UnischemaField) -> _New | None:
 def _spark_type(codec: ScalarCodec, field: UnischemaField) -> _New | None:
     """Return the Spark type of a scalar, None where Spark has none: a field without codec is read by its dtype."""
     try:
-        kind = codec.spark_type or spark_type_of(codec.storage_type(field))
+        return _spark(codec.spark_type or spark_type_of(codec.storage_type(field)))
     except (CodecError, UnsupportedType):
         return None
-    return _spark(kind)
 
 
 def _spark(kind: SparkType) -> _New:

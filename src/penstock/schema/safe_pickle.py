@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs as text_codecs
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -151,10 +151,8 @@ class SafeReader:
             raise MetadataError(f"the pickle names {module!r:.100} {name!r:.100}, which is not allowed")
         return self._resolve(module, name)
 
-    def _put_items(self, items: list[Any]) -> None:
-        target = self._last(dict)
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            target[checked_key(key)] = value
+    def _put_items(self, items: Sequence[Any]) -> None:
+        self._last(dict).update(_pairs(items))
 
     def _apply(self, how: Call) -> None:
         args, what = self._pop(), self._pop()
@@ -175,28 +173,13 @@ class SafeReader:
         return self._memo[key]
 
     def _tuple(self, size: int) -> tuple[Any, ...]:
-        items = [self._pop() for _ in range(size)]
-        return tuple(items[::-1])
+        return tuple([self._pop() for _ in range(size)][::-1])
 
-    def _add_to_set(self) -> None:
-        items = self._to_mark()
+    def _add_to_set(self, items: Sequence[Any]) -> None:
         self._last(set).update(checked_key(item) for item in items)
 
-    def _extend(self) -> None:
-        items = self._to_mark()
+    def _extend(self, items: Sequence[Any]) -> None:
         self._last(list).extend(items)
-
-    def _append(self) -> None:
-        item = self._pop()
-        self._last(list).append(item)
-
-    def _set_item(self) -> None:
-        value, key = self._pop(), self._pop()
-        self._put_items([key, value])
-
-    def _set_items(self) -> None:
-        items = self._to_mark()
-        self._put_items(items)
 
     def _new_with_keywords(self) -> None:
         if self._pop() != {}:
@@ -211,22 +194,18 @@ def checked_key(key: Any) -> Any:
     raise MetadataError(f"damaged pickle: a key of {type(key).__name__}")
 
 
-def _old_int(line: bytes) -> int | bool:
-    if line in (b"00", b"01"):
-        return line == b"01"
-    return _bounded_int(line.rstrip(b"L"))
+def _pairs(items: Sequence[Any]) -> dict[Any, Any]:
+    return {checked_key(key): value for key, value in zip(items[::2], items[1::2], strict=True)}
 
 
-def _bounded_int(digits: bytes) -> int:
+def _short(digits: bytes) -> bytes:
     if len(digits) > _MAX_INT_BYTES:
         raise MetadataError("damaged pickle: a number of too many digits")
-    return int(digits)
+    return digits
 
 
-def _little(data: bytes) -> int:
-    if len(data) > _MAX_INT_BYTES:
-        raise MetadataError("damaged pickle: a number of too many digits")
-    return int.from_bytes(data, "little", signed=True)
+def _decimal_int(line: bytes) -> int:
+    return int(_short(line.rstrip(b"L")))
 
 
 def _quoted(line: bytes) -> str:
@@ -237,16 +216,6 @@ def _quoted(line: bytes) -> str:
 
 def _utf8(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
-
-
-def _global(reader: SafeReader) -> Any:
-    module, name = _utf8(reader._line()), _utf8(reader._line())
-    return reader._named(module, name)
-
-
-def _stack_global(reader: SafeReader) -> Any:
-    name, module = reader._pop(), reader._pop()
-    return reader._named(module, name)
 
 
 def _frame(reader: SafeReader) -> None:
@@ -264,14 +233,14 @@ _CONTAINERS = frozenset(
 )
 _CONSTANTS: dict[bytes, Any] = {b"(": _MARK, b"N": None, b"\x88": True, b"\x89": False, b")": ()}
 _PUSH: dict[bytes, Callable[[SafeReader], Any]] = {
-    b"I": lambda r: _old_int(r._line()),
-    b"L": lambda r: _bounded_int(r._line().rstrip(b"L")),
+    b"I": lambda r: line == b"01" if (line := r._line()) in (b"00", b"01") else _decimal_int(line),
+    b"L": lambda r: _decimal_int(r._line()),
     b"F": lambda r: float(r._line()),
     b"J": lambda r: int.from_bytes(r._take(4), "little", signed=True),
     b"K": lambda r: r._take(1)[0],
     b"M": lambda r: int.from_bytes(r._take(2), "little"),
-    b"\x8a": lambda r: _little(r._counted(1)),
-    b"\x8b": lambda r: _little(r._counted(4)),
+    b"\x8a": lambda r: int.from_bytes(_short(r._counted(1)), "little", signed=True),
+    b"\x8b": lambda r: int.from_bytes(_short(r._counted(4)), "little", signed=True),
     b"G": lambda r: struct.unpack(">d", r._take(8))[0],
     b"S": lambda r: _quoted(r._line()),
     b"T": lambda r: r._counted(4).decode("latin1"),
@@ -292,38 +261,28 @@ _PUSH: dict[bytes, Callable[[SafeReader], Any]] = {
     b"\x85": lambda r: r._tuple(1),
     b"\x86": lambda r: r._tuple(2),
     b"\x87": lambda r: r._tuple(3),
-    b"g": lambda r: r._get(_bounded_int(r._line())),
+    b"g": lambda r: r._get(int(_short(r._line()))),
     b"h": lambda r: r._get(r._take(1)[0]),
     b"j": lambda r: r._get(int.from_bytes(r._take(4), "little")),
     b"2": lambda r: r._stack[-1],
-    b"c": _global,
-    b"\x93": _stack_global,
+    b"c": lambda r: r._named(_utf8(r._line()), _utf8(r._line())),
+    b"\x93": lambda r: r._named(*r._tuple(2)),
     b"\x91": lambda r: {checked_key(v) for v in r._to_mark()},
+    b"d": lambda r: _pairs(r._to_mark()),
 }
 
 
-def _drop_to_mark(reader: SafeReader) -> None:
-    reader._to_mark()
-
-
-def _dict_from_mark(reader: SafeReader) -> None:
-    items = reader._to_mark()
-    reader._stack.append({})
-    reader._put_items(items)
-
-
-_DO: dict[bytes, Callable[[SafeReader], None]] = {
+_DO: dict[bytes, Callable[[SafeReader], object]] = {
     b"\x80": _protocol,
     b"\x95": _frame,
     b"0": lambda r: r._stack.__delitem__(-1),
-    b"1": _drop_to_mark,
-    b"d": _dict_from_mark,
-    b"s": lambda r: r._set_item(),
-    b"u": lambda r: r._set_items(),
-    b"a": lambda r: r._append(),
-    b"e": lambda r: r._extend(),
-    b"\x90": lambda r: r._add_to_set(),
-    b"p": lambda r: r._memoise(_bounded_int(r._line())),
+    b"1": lambda r: r._to_mark(),
+    b"s": lambda r: r._put_items(r._tuple(2)),
+    b"u": lambda r: r._put_items(r._to_mark()),
+    b"a": lambda r: r._extend(r._tuple(1)),
+    b"e": lambda r: r._extend(r._to_mark()),
+    b"\x90": lambda r: r._add_to_set(r._to_mark()),
+    b"p": lambda r: r._memoise(int(_short(r._line()))),
     b"q": lambda r: r._memoise(r._take(1)[0]),
     b"r": lambda r: r._memoise(int.from_bytes(r._take(4), "little")),
     b"\x94": lambda r: r._memoise(len(r._memo)),

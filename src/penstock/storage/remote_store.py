@@ -270,6 +270,12 @@ class _RangeFile(io.RawIOBase):
         self._position = {0: 0, 1: self._position, 2: self._size}[whence] + position
         return self._position
 
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._held.clear()
         super().close()

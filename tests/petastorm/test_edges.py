@@ -233,7 +233,7 @@ def test_arguments_of_the_wrong_kind_are_refused(table, given):
 def test_new_fields_without_a_function_are_refused(table):
     spec = TransformSpec(None, edit_fields=[("z", np.float32, (), False)])
     for make in (make_reader, make_batch_reader):
-        with pytest.raises(ValueError, match="no func that would make them"):
+        with pytest.raises(ValueError, match="no func that makes them"):
             make(table, transform_spec=spec)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import secrets
 import warnings
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
@@ -64,78 +64,6 @@ def whole_number(name: str, value: Any, *, least: int) -> int:
     return int(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderOptions:
-    """The arguments of a reader, checked; see `make_reader` for their meaning."""
-
-    source: Any
-    batched: bool
-    schema_fields: Any = None
-    reader_pool_type: str = "thread"
-    workers_count: int = 10
-    results_queue_size: int = 50
-    seed: int | None = None
-    shuffle_rows: bool = False
-    shuffle_row_groups: bool = True
-    shuffle_row_drop_partitions: int = 1
-    predicate: Any = None
-    rowgroup_selector: Any = None
-    num_epochs: int | None = 1
-    cur_shard: int | None = None
-    shard_count: int | None = None
-    transform_spec: TransformSpec | None = None
-    filters: Any = None
-    storage_options: Mapping[str, Any] | None = None
-    filesystem: Any = None
-    cache: Any = None
-    remainder: str = "uneven"
-    exact: bool = True
-    memory_bytes: int | None = None
-    lanes: int | None = None
-    decode: bool = False
-    zmq_copy_buffers: bool = True
-    """Only reported by `Reader.diagnostics`."""
-    format: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("seed", "cur_shard", "shard_count"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
-                raise ValueError(f"{name} must be a whole number or None; got {value!r}")
-        for name in ("exact", "decode"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}")  # noqa: TRY004 -- Petastorm's
-        if self.reader_pool_type not in _POOLS:
-            raise ValueError(
-                f"Unknown reader_pool_type {self.reader_pool_type!r}; use one of {', '.join(map(repr, _POOLS))}"
-            )
-        if (self.cur_shard is None) != (self.shard_count is None):
-            raise ValueError(
-                f"cur_shard and shard_count go together; got cur_shard={self.cur_shard}, shard_count={self.shard_count}"
-            )
-        for name in ("workers_count", "results_queue_size", "shuffle_row_drop_partitions"):
-            whole_number(name, getattr(self, name), least=1)
-        if self.num_epochs is not None and (
-            isinstance(self.num_epochs, bool) or not isinstance(self.num_epochs, int) or self.num_epochs < 1
-        ):
-            raise ValueError(f"num_epochs must be a whole number, at least 1, or None; got {self.num_epochs!r}")
-        if self.cur_shard is not None and not 0 <= self.cur_shard < (self.shard_count or 0):
-            raise ValueError(f"cur_shard must be in [0, shard_count={self.shard_count}); got {self.cur_shard!r}")
-        if self.transform_spec is not None and not isinstance(self.transform_spec, TransformSpec):
-            raise ValueError(f"transform_spec must be a TransformSpec; got {type(self.transform_spec).__name__}")
-        if self.predicate is not None:
-            check_predicate(self.predicate)
-        if self.lanes is not None and not self.shuffle_rows:
-            raise ValueError(f"lanes={self.lanes} needs shuffle_rows=True: other orders have no lanes")
-
-    @property
-    def shuffle(self) -> Any:
-        """The order as the engine calls it."""
-        if self.shuffle_rows:
-            return True
-        return "groups" if self.shuffle_row_groups else False
-
-
 class ReaderKeywords(TypedDict, total=False):
     """Petastorm's arguments beside the URL that its two factories share, in its order; `make_reader` describes them."""
 
@@ -177,6 +105,15 @@ class OwnReaderKeywords(ReaderKeywords, total=False):
     format: str | None
 
 
+class ReaderOptions(OwnReaderKeywords, total=False):
+    """The arguments of a reader, all of them and checked; see `make_reader` for their meaning."""
+
+    source: Any
+    batched: bool
+    cache: Any
+    decode: bool
+
+
 PETASTORM_ORDER = tuple(ReaderKeywords.__annotations__)
 """The arguments that both factories take by position after the URL."""
 _CACHE = ("cache_type", "cache_location", "cache_size_limit", "cache_row_size_estimate", "cache_extra_settings")
@@ -186,12 +123,23 @@ _WITHOUT_EFFECT = {
     "hdfs_driver": ("libhdfs3", "pyarrow has one driver only, libhdfs"),
 }
 """Arguments that change nothing: their default, and why."""
-_DEFAULTS = (
-    {one.name: one.default for one in fields(ReaderOptions)}
-    | {name: default for name, (default, _) in _WITHOUT_EFFECT.items()}
-    | dict.fromkeys((*_CACHE, "shard_seed"))
-    | {"cache_type": NULL_CACHE, "convert_early_to_numpy": False}
-)
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(ReaderOptions.__annotations__),
+    **{name: default for name, (default, _) in _WITHOUT_EFFECT.items()},
+    "reader_pool_type": "thread",
+    "workers_count": 10,
+    "results_queue_size": 50,
+    "shuffle_rows": False,
+    "shuffle_row_groups": True,
+    "shuffle_row_drop_partitions": 1,
+    "num_epochs": 1,
+    "cache_type": NULL_CACHE,
+    "convert_early_to_numpy": False,
+    "remainder": "uneven",
+    "exact": True,
+    "decode": False,
+}
+"""What an argument is where it is not given; None where it is not named here."""
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 
@@ -242,8 +190,39 @@ def check_arguments(source: Any, *, batched: bool, **arguments: Any) -> ReaderOp
         arguments["seed"] = arguments["shard_seed"]
     if "cache_type" in arguments:
         arguments["cache"] = make_cache(*[arguments[name] for name in _CACHE])
-    options = {one.name: arguments[one.name] for one in fields(ReaderOptions) if one.name in arguments}
-    return ReaderOptions(source=normalize_dataset_url_or_urls(source), batched=batched, **options)
+    options = _DEFAULTS | arguments | {"source": normalize_dataset_url_or_urls(source), "batched": batched}
+    _check(options)
+    return cast("ReaderOptions", options)
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for a value that no reader can have."""
+    for name in ("seed", "cur_shard", "shard_count"):
+        value = options[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+            raise ValueError(f"{name} must be a whole number or None; got {value!r}")
+    for name in ("exact", "decode"):
+        if not isinstance(options[name], bool | np.bool_):
+            raise ValueError(f"{name} must be True or False; got {options[name]!r}")  # noqa: TRY004 -- Petastorm's
+    if options["reader_pool_type"] not in _POOLS:
+        raise ValueError(
+            f"Unknown reader_pool_type {options['reader_pool_type']!r}; use one of {', '.join(map(repr, _POOLS))}"
+        )
+    cur_shard, shard_count, num_epochs = options["cur_shard"], options["shard_count"], options["num_epochs"]
+    if (cur_shard is None) != (shard_count is None):
+        raise ValueError(f"cur_shard and shard_count go together; got cur_shard={cur_shard}, shard_count={shard_count}")
+    for name in ("workers_count", "results_queue_size", "shuffle_row_drop_partitions"):
+        whole_number(name, options[name], least=1)
+    if num_epochs is not None and (isinstance(num_epochs, bool) or not isinstance(num_epochs, int) or num_epochs < 1):
+        raise ValueError(f"num_epochs must be a whole number, at least 1, or None; got {num_epochs!r}")
+    if cur_shard is not None and not 0 <= cur_shard < shard_count:
+        raise ValueError(f"cur_shard must be in [0, shard_count={shard_count}); got {cur_shard!r}")
+    if options["transform_spec"] is not None and not isinstance(options["transform_spec"], TransformSpec):
+        raise ValueError(f"transform_spec must be a TransformSpec; got {type(options['transform_spec']).__name__}")
+    if options["predicate"] is not None:
+        check_predicate(options["predicate"])
+    if options["lanes"] is not None and not options["shuffle_rows"]:
+        raise ValueError(f"lanes={options['lanes']} needs shuffle_rows=True: other orders have no lanes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +251,7 @@ class ReaderSetup:
     @property
     def is_late(self) -> bool:
         """Whether a predicate is applied on delivery."""
-        return self.options.predicate is not None and not self.options.exact
+        return self.options["predicate"] is not None and not self.options["exact"]
 
     @property
     def deals_whole(self) -> bool:
@@ -282,12 +261,12 @@ class ReaderSetup:
     @property
     def calls_transform(self) -> bool:
         """Whether a function of the user's changes rows or batches, and perhaps their number."""
-        return self.options.transform_spec is not None and self.options.transform_spec.func is not None
+        return self.options["transform_spec"] is not None and self.options["transform_spec"].func is not None
 
     @cached_property
     def batch_dtypes(self) -> dict[str, np.dtype[Any]]:
         """The same for what is returned: fields that a transform edits have the dtype that it gives them."""
-        spec = self.options.transform_spec
+        spec = self.options["transform_spec"]
         edited = set() if spec is None else {edit.name for edit in spec.edit_fields}
         return {name: dtype for name, dtype in self.dtypes.items() if name not in edited}
 
@@ -304,32 +283,32 @@ class ReaderSetup:
     def dealing_rows(self, **changes: Any) -> ReaderSetup:
         """Return the setup with rows dealt to shards instead of row groups, and with other fields changed."""
         changes = {"options": self.options} | changes
-        items = find_items(self.dataset, replace(changes["options"], shuffle_rows=True), self.ngram)
+        items = find_items(self.dataset, changes["options"] | {"shuffle_rows": True}, self.ngram)
         return replace(self, items=items, **changes)
 
     def make_loader(self, seed: int | None) -> Loader:
         """Return a loader; `seed` replaces the one that was drawn."""
         options, batch_items = self.options, self.batch_items
         rowwise: Any = None
-        if options.transform_spec is not None:
+        if options["transform_spec"] is not None:
             fields = tuple(self.schema.fields.values())
-            rowwise = RowTransform(options.transform_spec, fields, stack=False)
-            if options.batched:
-                rowwise = FrameTransform(options.transform_spec, fields, self.dtypes)
+            rowwise = RowTransform(options["transform_spec"], fields, stack=False)
+            if options["batched"]:
+                rowwise = FrameTransform(options["transform_spec"], fields, self.dtypes)
         loader_options = LoaderOptions(
             batch_size=batch_items if self._gathers_batches else 1,
-            shuffle=options.shuffle,
-            seed=next((int(one) for one in (seed, options.seed, self.drawn) if one is not None), 0),
-            epochs=options.num_epochs,
-            rank=options.cur_shard or 0,
-            world=options.shard_count or 1,
-            remainder=cast("Any", options.remainder),
-            pool=cast("Any", _POOLS[options.reader_pool_type]),
-            workers=min(options.workers_count, max(2, default_workers())),
-            memory_bytes=options.memory_bytes,
-            lanes=options.lanes,
+            shuffle=bool(options["shuffle_rows"]) or ("groups" if options["shuffle_row_groups"] else False),
+            seed=next((int(one) for one in (seed, options["seed"], self.drawn) if one is not None), 0),
+            epochs=options["num_epochs"],
+            rank=options["cur_shard"] or 0,
+            world=options["shard_count"] or 1,
+            remainder=cast("Any", options["remainder"]),
+            pool=cast("Any", _POOLS[options["reader_pool_type"]]),
+            workers=min(options["workers_count"], max(2, default_workers())),
+            memory_bytes=options["memory_bytes"],
+            lanes=options["lanes"],
         )
-        late = RowFilter(options.predicate, options.batched) if self.is_late else None
+        late = RowFilter(options["predicate"], options["batched"]) if self.is_late else None
         return make_loader(
             self.dataset,
             loader_options,
@@ -338,13 +317,13 @@ class ReaderSetup:
             aligned=not self._gathers_batches and not self.batch_rows,
             filter_rows=None if late is None else FilterRows(late, self.unseen),
             rowwise=rowwise,
-            most_waiting=options.results_queue_size,
+            most_waiting=options["results_queue_size"],
         )
 
     @property
     def _gathers_batches(self) -> bool:
         """Whether a step is a batch of rows from anywhere."""
-        return self.options.batched and not self.deals_whole
+        return self.options["batched"] and not self.deals_whole
 
     @property
     def batch_items(self) -> int:
@@ -357,7 +336,7 @@ class ReaderSetup:
         columns = self.dataset._columns or ()
         row_bytes = max(1, sum(column.item_bytes for column in columns))
         if self.ngram is not None and not all(column.light for column in columns):
-            share = (self.options.memory_bytes or MEMORY_BYTES) // 16
+            share = (self.options["memory_bytes"] or MEMORY_BYTES) // 16
             return max(1, min(_MOST_WINDOWS, min(_WINDOW_BYTES, share) // row_bytes))
         return max(1, min(_SLOW_ROWS if self.calls_transform else _MOST_ROWS, SPAN_BYTES // row_bytes))
 
@@ -366,7 +345,7 @@ class ReaderSetup:
         if not self.calls_transform or "edit_fields" in self.warned:
             return
         self.warned.add("edit_fields")
-        edited = {edit.name for edit in cast("TransformSpec", self.options.transform_spec).edit_fields}
+        edited = {edit.name for edit in cast("TransformSpec", self.options["transform_spec"]).edit_fields}
         changed = [
             line
             for name, one in self.schema.fields.items()
@@ -404,22 +383,22 @@ def open_setup(options: ReaderOptions) -> ReaderSetup:
     ds = _select_rows(ds, options)
     _check_shards(ds, options)
     drawn = None
-    if options.seed is None:
-        drawn = int(ds.fingerprint[:15], 16) if options.shard_count is not None else secrets.randbits(60)
+    if options["seed"] is None:
+        drawn = int(ds.fingerprint[:15], 16) if options["shard_count"] is not None else secrets.randbits(60)
     view = ds.schema.create_schema_view([ds.schema.fields[name] for name in wanted])
-    schema = view if options.transform_spec is None else transform_schema(view, options.transform_spec)
+    schema = view if options["transform_spec"] is None else transform_schema(view, options["transform_spec"])
     _check_spec(options, view, ngram)
     if not schema.fields:
         raise RuntimeError("no fields are left: the transform_spec removes all that schema_fields selects")
     extra: list[str] = []
-    if options.predicate is not None and not options.exact:
-        extra = sorted(RowFilter(options.predicate, options.batched).fields - set(wanted))
+    if options["predicate"] is not None and not options["exact"]:
+        extra = sorted(RowFilter(options["predicate"], options["batched"]).fields - set(wanted))
     ds = ds.select([*wanted, *extra])
     items = find_items(ds, options, ngram)
     num_items = int(items.counts.sum())
-    if options.remainder == "drop" and num_items and num_items < (options.shard_count or 1):
+    if options["remainder"] == "drop" and num_items and num_items < (options["shard_count"] or 1):
         warnings.warn(
-            f"remainder='drop' leaves nothing: {num_items} steps for {options.shard_count} shards; use 'uneven' or "
+            f"remainder='drop' leaves nothing: {num_items} steps for {options['shard_count']} shards; use 'uneven' or "
             "'pad'",
             PenstockWarning,
             stacklevel=users_level(),
@@ -432,12 +411,12 @@ def open_setup(options: ReaderOptions) -> ReaderSetup:
         items=items,
         drawn=drawn,
         unseen=frozenset(extra),
-        dtypes=batch_dtypes(ds.source, wanted) if options.batched else {},
+        dtypes=batch_dtypes(ds.source, wanted) if options["batched"] else {},
     )
 
 
 def _check_spec(options: ReaderOptions, view: Unischema, ngram: NGram | None) -> None:
-    spec = options.transform_spec
+    spec = options["transform_spec"]
     if spec is None:
         return
     new = [field.name for field in spec.edit_fields if field.name not in view.fields]
@@ -452,16 +431,21 @@ def _check_spec(options: ReaderOptions, view: Unischema, ngram: NGram | None) ->
 
 
 def _open(options: ReaderOptions, **more: Any) -> penstock.Dataset:
-    if options.cache is not None and not isinstance(options.cache, NullCache):
-        more["cache"] = options.cache
-    more |= {"storage_options": options.storage_options, "filesystem": options.filesystem, "format": options.format}
-    return penstock.open(options.source, **more)
+    if not isinstance(options["cache"], NullCache):
+        more["cache"] = options["cache"]
+    return penstock.open(
+        options["source"],
+        storage_options=options["storage_options"],
+        filesystem=options["filesystem"],
+        format=cast("Any", options["format"]),
+        **more,
+    )
 
 
 def _raw(ds: penstock.Dataset, options: ReaderOptions, wanted: list[str]) -> penstock.Dataset:
     """Return the dataset as a batch reader sees it: cells as they are stored, unless they are to be decoded."""
     encoded = [name for name in ds.columns if not isinstance(ds.schema.fields[name].codec, ScalarCodec | None)]
-    if not options.batched or options.decode or not encoded:
+    if not options["batched"] or options["decode"] or not encoded:
         return ds
     if some := [name for name in encoded if name in wanted]:
         warnings.warn(
@@ -475,7 +459,7 @@ def _raw(ds: penstock.Dataset, options: ReaderOptions, wanted: list[str]) -> pen
 
 def _fields(options: ReaderOptions, ds: penstock.Dataset) -> tuple[NGram | None, list[str]]:
     """Return the n-gram and the names of the fields that are returned, or given to the transform."""
-    fields, schema = options.schema_fields, petastorm_order(ds.source)
+    fields, schema = options["schema_fields"], petastorm_order(ds.source)
     if isinstance(fields, NGram):
         fields.resolve_regex_field_names(schema)  # in place, as Petastorm does: programs look at it afterwards
         ngram = fields.resolved(schema)  # its own: another reader may resolve the user's for another schema
@@ -488,7 +472,7 @@ def _fields(options: ReaderOptions, ds: penstock.Dataset) -> tuple[NGram | None,
     chosen: Sequence[Any] = [fields] if isinstance(fields, str) else list(fields or ())
     if not chosen:
         declared = (
-            None if options.batched else ds.source.facts.declared
+            None if options["batched"] else ds.source.facts.declared
         )  # make_reader gives the fields of a schema only
         return None, [name for name in schema.fields if declared is None or name in declared]
     names = list(schema.create_schema_view(chosen).fields)
@@ -510,17 +494,17 @@ def petastorm_order(source: Source) -> Unischema:
 
 
 def _select_rows(ds: penstock.Dataset, options: ReaderOptions) -> penstock.Dataset:
-    if options.rowgroup_selector is not None:
+    if options["rowgroup_selector"] is not None:
         from penstock.dataset.index import select_row_groups
 
-        ds = ds.with_selection(select_row_groups(ds.source, options.rowgroup_selector, ds.selection))
-    if options.filters is not None:
-        ds = ds.where(options.filters)
-    if options.predicate is not None and options.exact:
+        ds = ds.with_selection(select_row_groups(ds.source, options["rowgroup_selector"], ds.selection))
+    if options["filters"] is not None:
+        ds = ds.where(options["filters"])
+    if options["predicate"] is not None and options["exact"]:
         from penstock.dataset.select_rows import select_rows
 
         found = cast(
-            "RowFilter", make_row_filter(options.predicate, ds.source.facts.arrow_schema, batched=options.batched)
+            "RowFilter", make_row_filter(options["predicate"], ds.source.facts.arrow_schema, batched=options["batched"])
         )
         ds = ds.with_selection(select_rows(ds.source, found, ds.selection, workers=default_workers()))
     return ds
@@ -531,9 +515,9 @@ def _check_shards(ds: penstock.Dataset, options: ReaderOptions) -> None:
         warnings.warn(
             "No matching data is available for loading: no row is selected", UserWarning, stacklevel=users_level()
         )
-    elif options.shard_count is not None and len(ds) < options.shard_count:
+    elif options["shard_count"] is not None and len(ds) < options["shard_count"]:
         raise NoDataAvailableError(
-            f"{options.shard_count} shards need at least one row each. Number of row-groups in the dataset that are "
+            f"{options['shard_count']} shards need at least one row each. Number of row-groups in the dataset that are "
             f"selected: {np.count_nonzero(ds.selection.counts)}, with {len(ds)} rows; give a shard_count of at most "
             f"{len(ds)}"
         )
@@ -543,13 +527,13 @@ def find_items(ds: penstock.Dataset, options: ReaderOptions, ngram: NGram | None
     """Return what is dealt to shards: rows, windows, parts of row groups or whole row groups."""
     units: RowGrouping | WindowGrouping = RowGrouping(ds.selection.counts)
     if ngram is not None:
-        if options.shuffle_row_drop_partitions > 1 and not ngram.timestamp_overlap:
+        if options["shuffle_row_drop_partitions"] > 1 and not ngram.timestamp_overlap:
             raise NotImplementedError("an NGram without overlap cannot have shuffle_row_drop_partitions > 1")
         units = WindowGrouping(ds.window_table(ngram.timestamp_field.name, ngram.rule, span=ngram.span_row_groups))
-    whole = options.batched and not options.shuffle_rows
-    if options.shuffle_row_drop_partitions == 1 and not whole:
+    whole = options["batched"] and not options["shuffle_rows"]
+    if options["shuffle_row_drop_partitions"] == 1 and not whole:
         return units
-    return PartGrouping.cut(units, int(options.shuffle_row_drop_partitions), whole=whole)
+    return PartGrouping.cut(units, int(options["shuffle_row_drop_partitions"]), whole=whole)
 
 
 def pool_options(pool: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class ReaderStream(Wrapping[Batch, Batch]):
                 self._waited_s += time.perf_counter() - began
                 return found
             self._left_out += found.origin.end - found.origin.first
-            if self._setup.options.num_epochs is None and self._left_out > 2 * found.origin.plan.num_items:
+            if self._setup.options["num_epochs"] is None and self._left_out > 2 * found.origin.plan.num_items:
                 raise NoDataAvailableError("a whole epoch gave no row: the predicate or the transform leaves nothing")
 
     def received(self, place: Any, waited_s: float = 0.0) -> None:
@@ -57,11 +57,11 @@ class ReaderStream(Wrapping[Batch, Batch]):
 def num_items(setup: ReaderSetup, delivery: Delivery[Batch]) -> int:
     """Return how many rows, or windows, a delivery consists of; for readers of batches its rows."""
     windows = delivery.origin.windows
-    return delivery.num_rows if setup.options.batched or windows is None else len(windows)
+    return delivery.num_rows if setup.options["batched"] or windows is None else len(windows)
 
 
 def place_after(setup: ReaderSetup, delivery: Delivery[Batch], items: int) -> Any:
     """Return the place behind the first items of a delivery; a reader of batches has received it whole, or not yet."""
-    if setup.options.batched:
+    if setup.options["batched"]:
         return delivery.place if items else delivery.after(0)
     return delivery.after(items)

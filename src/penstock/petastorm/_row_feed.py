@@ -135,7 +135,7 @@ class RowFeed:
     @property
     def buffer_rows(self) -> int:
         """Rows that must be shuffled in a buffer, as the reader does not do it; 0 for none."""
-        shuffles = isinstance(self.reader, Reader) and self.reader.setup.options.shuffle_rows
+        shuffles = isinstance(self.reader, Reader) and self.reader.setup.options["shuffle_rows"]
         return 0 if shuffles else self._shuffle
 
     @property
@@ -397,16 +397,16 @@ def arrange(reader: Reader, size: int, *, shuffle: bool) -> None:
     """
     setup = reader.setup
     options = setup.options
-    if reader.stopped or (setup.batch_rows is not None and (options.shuffle_rows or not shuffle)):
+    if reader.stopped or (setup.batch_rows is not None and (options["shuffle_rows"] or not shuffle)):
         return
-    shuffle = shuffle and not options.shuffle_rows and not reader.has_begun
+    shuffle = shuffle and not options["shuffle_rows"] and not reader.has_begun
     batch_rows = 0
-    if not options.batched and setup.ngram is None:
+    if not options["batched"] and setup.ngram is None:
         batch_rows = size * max(1, setup.batch_items // size)
     elif shuffle and setup.ngram is None and not setup.calls_transform:
         batch_rows = size * max(1, _FEW_ROWS // size)
     if shuffle:
-        other = setup.dealing_rows(options=replace(options, shuffle_rows=True), batch_rows=batch_rows)
+        other = setup.dealing_rows(options=options | {"shuffle_rows": True}, batch_rows=batch_rows)
     elif batch_rows:
         other = replace(setup, batch_rows=batch_rows)
     else:

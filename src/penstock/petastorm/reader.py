@@ -173,11 +173,11 @@ class Reader:
         """Unischema of what is returned."""
         self.ngram = self.setup.ngram
         """The `NGram` in force, or None."""
-        self.is_batched_reader = options.batched
-        self.num_epochs = options.num_epochs
+        self.is_batched_reader = options["batched"]
+        self.num_epochs = options["num_epochs"]
         self.dataset = self.setup.dataset
         """The `penstock.Dataset` that is read."""
-        self.cache = options.cache
+        self.cache = options["cache"]
         self.stopped = False
         self.lock = threading.RLock()
         """Held around every step: several threads may call `next`, and each row goes to one of them."""
@@ -373,13 +373,13 @@ class Reader:
             found = {**self.loader.stats(), "output_queue_size": self.loader.num_waiting()}
             if self._delivery is not None and not self.is_batched_reader and self._taken < self._delivery.num_rows:
                 found |= {"rows": found["rows"] + self._taken, "batches": found["batches"] + 1}
-        if self.setup.options.reader_pool_type == "process":
+        if self.setup.options["reader_pool_type"] == "process":
             building, produced = self.loader.num_building(), found["batches"] + found["output_queue_size"]
             found |= {
                 "items_consumed": produced + building,
                 "items_produced": produced,
                 "items_inprocess": building,
-                "zmq_copy_buffers": self.setup.options.zmq_copy_buffers,
+                "zmq_copy_buffers": self.setup.options["zmq_copy_buffers"],
             }
         return found
 
@@ -400,9 +400,9 @@ def _unpacker(setup: ReaderSetup) -> Callable[[Delivery[Batch]], Iterator[Any]]:
     make = row_type(schema_name(setup.schema), names)
     if setup.ngram is not None:
         types = setup.step_types
-        if setup.options.batched:
+        if setup.options["batched"]:
             return lambda found: iter([window_columns(found.batch, found.origin.windows, types, dtypes)])
         return lambda found: windows_of(found.batch, found.origin.windows, types)
-    if setup.options.batched:
+    if setup.options["batched"]:
         return lambda found: iter([columns_of(found.batch, names, make, dtypes)])
     return lambda found: rows_of(found.batch, names, make)

@@ -48,7 +48,7 @@ class ConvertedFiles:
         _places.wait_for_files(self.file_urls, self.wait_s, self.options.get("storage_options"), deleted=gone)
         reader = make_batch_reader(list(self.file_urls), **self.options)
         setup = reader.setup
-        if setup.deals_whole and setup.options.shuffle_row_drop_partitions == 1:
+        if setup.deals_whole and setup.options["shuffle_row_drop_partitions"] == 1:
             reader.read_as(setup.dealing_rows())
         return reader
 

@@ -39,7 +39,7 @@ def make_batches(reader: Reader, batch_size: int, shuffle_rows: int, lengths: Ma
     tf = tensorflow_module()
     from penstock.tensorflow._dataset import Loader, TF1Batches, make_dataset
 
-    if reader.setup.options.remainder == "pad":
+    if reader.setup.options["remainder"] == "pad":
         raise ValueError(
             "remainder='pad' repeats rows and marks them in a mask, which the named tuples of make_tf_dataset do not "
             "have; use 'drop' or 'uneven', or make_torch_dataloader"

@@ -381,7 +381,7 @@ def test_a_program_that_fails_says_why(raw: Path, tmp_path: Path, command: list[
     ("fn", "options", "message"),
     [
         ("gzip -c", {}, r"pass a program as a list of words, \['gzip', '-c'\]"),
-        (["cp", "{input}", "{ouput}"], {}, r"says \{ouput\}; did you mean \{output\}"),
+        (["cp", "{input}", "{ouput}"], {}, r"contains \{ouput\}; did you mean \{output\}"),
         ([], {}, "the command is empty"),
         (["head", 3], {}, "a list of words; got 3"),
         (3, {}, "a function of"),

@@ -253,7 +253,7 @@ def test_attempts_that_failed_leave_no_rows_behind(spark, tmp_path):
     first, second = _run(frame, task), _run(frame, task)
     assert {file.path for file in first}.isdisjoint(file.path for file in second)
     assert sum(file.rows for file in second) == 10
-    stage.keep_only({file.path for file in second})
+    stage.remove_files(keep={file.path for file in second})
     left = sorted(path.name for path in (tmp_path / stage.data).glob("*.parquet"))
     assert left == [file.path for file in second]
 

@@ -389,17 +389,12 @@ def _work(column: Column) -> tuple[str, Work | None]:
 
 
 def _each_chunk(work: Callable[[NDArray[np.uint8], NDArray[Any]], None], column: Any) -> None:
-    for data, offsets in _cells(column):
-        work(data, offsets)
-
-
-def _cells(column: Any) -> Iterator[tuple[NDArray[np.uint8], NDArray[Any]]]:
-    """Yield bytes and offsets of each chunk that has any."""
+    """Do the work on the bytes and offsets of each chunk that has any."""
     for chunk in column.chunks:
         _, places, data = chunk.buffers()
         if data is not None and len(chunk):
             width = np.int64 if str(chunk.type).startswith("large") else np.int32
-            yield np.frombuffer(data, np.uint8), np.frombuffer(places, width)[chunk.offset :][: len(chunk) + 1]
+            work(np.frombuffer(data, np.uint8), np.frombuffer(places, width)[chunk.offset :][: len(chunk) + 1])
 
 
 def _npy(column: Column, data: NDArray[np.uint8], offsets: NDArray[Any]) -> None:

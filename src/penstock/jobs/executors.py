@@ -24,7 +24,7 @@ import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection as mp_connection
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from penstock.engine.host import cores
 from penstock.engine.process import choice_left_open, ctrl_c_later, main_left_alone, signal_name
@@ -32,12 +32,11 @@ from penstock.errors import PlanError, WorkerDied
 from penstock.jobs.task import Outcome, failure, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from multiprocessing.connection import Connection
 
     from penstock.jobs.task import Attempt, FileJob, Outcome
 
-NAMES = ("local", "ray", "spark", "serial")
 RAY_ROOM = 1000
 """Tasks that Ray knows of at once: enough for an autoscaler to see the demand."""
 
@@ -68,18 +67,18 @@ def make_executor(executor: Any, job: FileJob, workers: int | None, options: Map
     """
     if options and executor != "ray":
         raise PlanError(f"executor_options are the keywords of ray.remote; executor={executor!r} takes none")
-    if executor == "local":
-        return LocalPool(job, workers or cores())
-    if executor == "serial":
-        return Serial(job)
-    if executor == "ray":
-        return Ray(job, workers, options or {})
-    if executor == "spark":
-        return Spark(job, workers)
+    makers: dict[str, Callable[[], Executor]] = {
+        "local": lambda: LocalPool(job, workers or cores()),
+        "ray": lambda: Ray(job, workers, options or {}),
+        "spark": lambda: Spark(job, workers),
+        "serial": lambda: Serial(job),
+    }
+    if isinstance(executor, str) and executor in makers:
+        return makers[executor]()
     if hasattr(executor, "submit"):
         return Theirs(job, executor, workers)
     raise PlanError(
-        f"executor must be one of {', '.join(map(repr, NAMES))}, or have a submit() like the executors of "
+        f"executor must be one of {', '.join(map(repr, makers))}, or have a submit() like the executors of "
         f"concurrent.futures; got {executor!r}"
     )
 
@@ -187,8 +186,7 @@ class Spark(Executor):
             context.setJobGroup(self._group, f"map_files: {task.input}", interruptOnCancel=True)
         payload = self._dumps((self._job, task))
         rows = self._session.range(0, 1, 1, 1).mapInArrow(functools.partial(_run_in_spark, payload), "outcome binary")
-        outcome: Outcome = pickle.loads(bytes(rows.collect()[0][0]))
-        return outcome
+        return cast("Outcome", pickle.loads(bytes(rows.collect()[0][0])))
 
     def __exit__(self, *exc: object) -> None:
         context = _context(self._session)
@@ -286,8 +284,7 @@ class _Worker:
         if answer == _BEGUN:
             self._has_begun = True
             answer = self._receive()
-        outcome: Outcome = pickle.loads(answer)
-        return outcome
+        return cast("Outcome", pickle.loads(answer))
 
     def _receive(self) -> bytes:
         ready = mp_connection.wait([self._pipe, self._process.sentinel])

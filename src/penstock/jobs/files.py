@@ -117,14 +117,12 @@ def _words(match: re.Match[str]) -> list[str]:
 
 
 def _given(pairs: Any) -> list[Pair]:
-    listed = list(pairs.items()) if isinstance(pairs, Mapping) else None
-    if listed is None and isinstance(pairs, Iterable) and not isinstance(pairs, str | bytes):
-        listed = list(pairs)
-    if listed is None:
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes):
         raise PlanError(
             f"map_files got inputs {pairs!r} and no outputs; pass outputs= (a folder, a template such as "
             "'out/{name}', a list), or pairs [(input, output), ...] instead of inputs"
         )
+    listed = list(pairs.items() if isinstance(pairs, Mapping) else pairs)
     for index, pair in enumerate(listed):
         if isinstance(pair, str | bytes | os.PathLike) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise PlanError(f"pair {index} must be (input, output); got {pair!r}. For plain inputs pass outputs= too")
@@ -132,10 +130,7 @@ def _given(pairs: Any) -> list[Pair]:
 
 
 def _text(path: Any) -> str:
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        text = None
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise PlanError(f"inputs and outputs must be paths or URLs as text; got {path!r}")
     return text
@@ -182,9 +177,7 @@ def _like(source: str, path: str, found: str) -> str:
     if "://" not in source or "://" in found or source.lower().startswith("file:"):
         return found
     source = source.rstrip("/")
-    if source.endswith(path):
-        return source[: len(source) - len(path)] + found
-    return f"{source.split('://', 1)[0]}://{found}"
+    return (source.removesuffix(path) if source.endswith(path) else f"{source.split('://', 1)[0]}://") + found
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------------
@@ -253,9 +246,7 @@ def _fill(template: str, one: _Input, index: int) -> str:
 def _check(pairs: Sequence[Pair], store: Resolver) -> None:
     """Refuse pairs of which one would overwrite what another one reads or makes, following links to folders."""
     places = _Places(store)
-    read: dict[str, str] = {}
-    for source, _ in pairs:
-        read |= dict.fromkeys(places.read(source), source)
+    read = {place: source for source, _ in pairs for place in places.read(source)}
     made: dict[str, str] = {}
     for source, target in pairs:
         place = places.made(target)
@@ -469,8 +460,7 @@ def _leftovers(fs: Any, infos: Iterable[Any], wanted: Container[str], token: str
     """
     attempts: dict[str, list[tuple[str | None, str, Any]]] = {}
     for info in infos:
-        match = _HIDDEN.fullmatch(info.base_name)
-        if match is not None:
+        if match := _HIDDEN.fullmatch(info.base_name):
             attempts.setdefault(match[1], []).append((match[2], match[3], info))
     left = []
     for attempt, found in attempts.items():
@@ -478,11 +468,10 @@ def _leftovers(fs: Any, infos: Iterable[Any], wanted: Container[str], token: str
         locks = [Lock(fs, *posixpath.split(info.path)) for kind, _, info in found if kind == "-lock"]
         held = [lock.is_held() for lock in locks] if isinstance(fs, LocalFileSystem) else [None]
         dead = attempt.startswith(token) or (ours and all(one is False for one in held))
-        alive = True in held
         for _, name, info in found:
             old = info.mtime_ns is not None and time.time() - info.mtime_ns / 1e9 > _ABANDONED_S
             begins = any(name[:end] in wanted for end in range(1, len(name)))
-            if dead or (not alive and old and (ours or begins)):
+            if dead or (True not in held and old and (ours or begins)):
                 left.append(info)
     return left
 

@@ -30,10 +30,7 @@ def main() -> None:
         sys.stdout.write(_USAGE)
         raise SystemExit(0 if arguments else 2)
     install_as_petastorm(replace=True)  # the command is an explicit request
-    if arguments[0] == "-m":
-        code, module = _module(arguments[1:])
-    else:
-        code, module = _script(arguments)
+    code, module = _module(arguments[1:]) if arguments[0] == "-m" else _script(arguments)
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 

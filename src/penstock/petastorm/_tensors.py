@@ -133,9 +133,7 @@ def _loose(value: Any, make: Make) -> Any:
     """Return a value inside a list: an array of numbers as a tensor, a NumPy number as a Python number."""
     if isinstance(value, np.generic):
         return value.item() if value.dtype.kind in _TENSOR_KINDS else value
-    if type(value) is np.ndarray and value.dtype.kind in _TENSOR_KINDS:
-        return make(value)
-    return value
+    return make(value) if type(value) is np.ndarray and value.dtype.kind in _TENSOR_KINDS else value
 
 
 def leaf(values: Sequence[Any], make: Make) -> Any:
@@ -149,9 +147,8 @@ def leaf(values: Sequence[Any], make: Make) -> Any:
     if isinstance(first, torch.Tensor):
         alike = all(isinstance(one, torch.Tensor) and one.shape == first.shape for one in values)
         return make(torch.stack(list(values))) if alike else list(values)
-    if all(isinstance(value, bool | int | float | complex) for value in values):
-        return make(torch.utils.data.default_collate(list(values)))
-    return list(values)
+    are_numbers = all(isinstance(value, bool | int | float | complex) for value in values)
+    return make(torch.utils.data.default_collate(list(values))) if are_numbers else list(values)
 
 
 def _of_numpy(values: Sequence[Any], make: Make) -> Any:

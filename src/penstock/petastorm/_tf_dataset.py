@@ -87,15 +87,12 @@ def _items(reader: Any, shape: Shape) -> Any:
     from penstock.tensorflow._dataset import as_it_is
 
     tf = tensorflow_module()
-
-    def items() -> Iterator[Any]:
-        for item in reader:
-            yield tuple(shape.arrays(item))
-
     signature = tuple(tf.TensorSpec(shape.static(kind), tensor_dtype(kind)) for kind in shape.kinds)
     if not signature:
         raise ValueError("the reader has no fields: there is nothing to make tensors of")
-    made = tf.compat.v1.data.Dataset.from_generator(Passes(reader, items), output_signature=signature)
+    made = tf.compat.v1.data.Dataset.from_generator(
+        Passes(reader, lambda: (tuple(shape.arrays(item)) for item in reader)), output_signature=signature
+    )
     return made.map(as_it_is(lambda *tensors: shape.pack(tensors)))
 
 

@@ -97,9 +97,7 @@ def column_of(kind: Kind, values: Any) -> NDArray[Any]:
         values = _stacked(kind, values)
     if kind.dtype == OBJECT:
         return _texts(kind, values)
-    if kind.source.kind in _TIMES:
-        return _nanoseconds(kind, values)
-    return _numbers(kind, values)
+    return _nanoseconds(kind, values) if kind.source.kind in _TIMES else _numbers(kind, values)
 
 
 def _numbers(kind: Kind, values: NDArray[Any]) -> NDArray[Any]:
@@ -156,9 +154,8 @@ def ragged_of(kind: Kind, values: Sequence[Any]) -> tuple[NDArray[Any], NDArray[
     arrays = [np.asarray(row) for row in rows]
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), len(kind.shape))
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum([array.size for array in arrays], dtype=np.int64)])
-    for row in rows:
-        if isinstance(row, np.ma.MaskedArray) and np.ma.is_masked(row):
-            _refuse_null(kind)
+    if any(isinstance(row, np.ma.MaskedArray) and np.ma.is_masked(row) for row in rows):
+        _refuse_null(kind)
     flat = np.concatenate([array.ravel() for array in arrays]) if arrays else np.empty(0, kind.source)
     return column_of(Kind(kind.name, kind.dtype, kind.source, ()), flat), ends, shapes
 

@@ -147,10 +147,8 @@ class _FeedLoader(LoaderBase, ABC):
             self._mixed = num_rows, out
             yield self._batch(columns)
         self._feed.finish()
-        self._mixed = None
 
     def _restart(self) -> None:
-        self._mixed = None
         self._feed.restart()
 
     def _leave(self) -> None:
@@ -279,10 +277,9 @@ class InMemBatchedDataLoader(LoaderBase):
             shuffle: Whether each epoch shuffles the rows in another order.
         """
         torch_module()
-        if num_epochs is not None:
-            whole_number("num_epochs", num_epochs, least=1)
-        if rows_capacity is not None:
-            whole_number("rows_capacity", rows_capacity, least=1)
+        for name, value in (("num_epochs", num_epochs), ("rows_capacity", rows_capacity)):
+            if value is not None:
+                whole_number(name, value, least=1)
         self.reader = reader
         self.batch_size = whole_number("batch_size", batch_size, least=1)
         self._num_epochs, self._seed, self._shuffle = num_epochs, seed, shuffle
@@ -327,26 +324,23 @@ class InMemBatchedDataLoader(LoaderBase):
             if self._shuffle:
                 generator = torch.Generator().manual_seed(self._seed + self._epoch)
                 order = torch.randperm(self._num_rows, generator=generator)
-            while self._row < self._num_rows:
-                lo = self._row
-                self._row = min(lo + self.batch_size, self._num_rows)
-                batch = self._take(order[lo : self._row])
-                if self._row == self._num_rows:
+            for first in range(self._row, self._num_rows, self.batch_size):
+                batch = self._take(order[first : first + self.batch_size])
+                self._row = first + self.batch_size
+                if self._row >= self._num_rows:
                     self._epoch, self._row = self._epoch + 1, 0
-                    yield batch
-                    break
                 yield batch
             if self._num_epochs is not None and self._epoch % self._num_epochs == 0:
                 return
 
     def _take(self, rows: Any) -> dict[Any, Any]:
         torch = torch_module()
-        batch: dict[Any, Any] = {}
-        for name, values in self._columns.items():
-            if isinstance(values, torch.Tensor):
-                batch[name] = values[rows.to(values.device)]
-            else:
-                batch[name] = [values[row] for row in rows.tolist()]
+        batch = {
+            name: values[rows.to(values.device)]
+            if isinstance(values, torch.Tensor)
+            else [values[row] for row in rows.tolist()]
+            for name, values in self._columns.items()
+        }
         return nested(batch) if self._windows else batch
 
     def _restart(self) -> None:

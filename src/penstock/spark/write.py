@@ -127,7 +127,7 @@ def write(  # noqa: PLR0913 - the public factory takes flat keywords
         target = Target(str(url), storage_options, filesystem, stage.data, gate)
         files = _run(df, WriteTask(target, layout, options, transform))
         journal.begin({**facts, **_CURE})  # closes the gate: an attempt that Spark no longer needs may still be running
-        stage.keep_only({file.path for file in files})
+        stage.remove_files(keep={file.path for file in files})
         files = write_metadata(stage, facts, files)
     except BaseException:
         _clear(stage, gate)

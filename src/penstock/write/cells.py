@@ -130,19 +130,16 @@ def keep_value(field: UnischemaField, value: Any, index: int, spares: BufferPool
     if is_missing(value):
         refuse_null(field, index)
         return None
-    if not isinstance(value, np.ndarray):
-        if not hasattr(value, "__array_interface__"):
-            fixed = spares is None or is_fixed(value)
-            return value if fixed else EncodedCell(own(encode_cell(field, value, index)))
-        try:
+    if not isinstance(value, np.ndarray) and not hasattr(value, "__array_interface__"):
+        fixed = spares is None or is_fixed(value)
+        return value if fixed else EncodedCell(own(encode_cell(field, value, index)))
+    try:
+        if not isinstance(value, np.ndarray):
             value = as_pixels(value)
-        except ValueError as error:
-            raise _misfit(index, field, given, error) from error
-    if is_ours(field.codec):
-        try:
+        if is_ours(field.codec):
             check_array(field, value)
-        except ValueError as error:
-            raise _misfit(index, field, value, error) from error
+    except ValueError as error:
+        raise _misfit(index, field, value, error) from error
     if spares is None or (value is not given and type(value.base) is bytes):  # which is immutable
         return value
     return own(value) if value.dtype.hasobject else spares.copy(value)

@@ -158,7 +158,7 @@ def commit(
         stage.check()
         done = [file for journal in journals.values() for file in journal.files]
         files = write_metadata(stage, all_facts[0], done)
-        stage.keep_only({file.path for file in files})
+        stage.remove_files(keep={file.path for file in files})
         stage.publish(overwrite=any(facts["overwrite"] for facts in all_facts), files=files)
         return Written(str(url), **totals(files))
 

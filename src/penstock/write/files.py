@@ -272,8 +272,6 @@ def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa
     order = np.argsort(inverse, kind="stable")
     counts = np.bincount(inverse, minlength=len(folders))
     first = np.cumsum(counts) - counts
-    import pyarrow as pa
-
     indices = np.ascontiguousarray(order, np.int64)
     rows = batch.take(pa.Array.from_buffers(pa.int64(), len(indices), [None, pa.py_buffer(indices)]))
     for i in np.argsort(order[first], kind="stable").tolist():
@@ -289,15 +287,9 @@ def _folders(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[list[str], ND
         codes = codes * len(words) + numbers
         texts.append(words)
     distinct, inverse = np.unique(codes, return_inverse=True)
-    return [_path(int(code), texts) for code in distinct], inverse.reshape(-1)
-
-
-def _path(code: int, texts: list[list[str]]) -> str:
-    parts: list[str] = []
-    for words in reversed(texts):
-        code, digit = divmod(code, len(words))
-        parts.append(words[digit])
-    return "/".join(reversed(parts))
+    levels = zip(texts, np.unravel_index(distinct, [len(words) for words in texts]), strict=True)
+    folders = zip(*([words[digit] for digit in digits.tolist()] for words, digits in levels), strict=True)
+    return list(map("/".join, folders)), inverse.reshape(-1)
 
 
 def _segments(name: str, column: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
@@ -312,8 +304,6 @@ def _segments(name: str, column: pa.Array) -> tuple[list[str], NDArray[np.int64]
 
 def _distinct(column: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     """Return the values of a column, most of them once, and for each row the index of its value, -1 for null."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(column.type):
         values, indices = column.dictionary, column.indices
     elif pa.types.is_floating(column.type):  # by their bits: 0.0 equals -0.0
@@ -352,8 +342,6 @@ def segment(name: str, value: pa.Scalar, kind: pa.DataType) -> str:
 
 
 def _text(name: str, value: pa.Scalar) -> str:
-    import pyarrow as pa
-
     kind = value.type
     try:
         if pa.types.is_timestamp(kind) and kind.unit == "ns":

@@ -150,15 +150,9 @@ class StagedDataset:
         """Tell whether files of the hidden folder have started to replace those of the target: no way back."""
         return self.folder is not None and (read_json(self.fs, self.target.marker) or {}).get("from") == self.data
 
-    def keep_only(self, files: Collection[str]) -> None:
-        """Remove all Parquet files but these (relative paths)."""
-        for relative, path in files_below(self.fs, self.data).items():
-            if relative.endswith(".parquet") and relative not in files:
-                self.fs.delete_file(path)
-
-    def remove_files(self, prefix: str, *, keep: Collection[str]) -> None:
-        """Remove the files of one writer, except those to keep (relative paths)."""
-        form = re.compile(re.escape(prefix) + r"\d{6}\.parquet")
+    def remove_files(self, prefix: str | None = None, *, keep: Collection[str]) -> None:
+        """Remove the files of one writer, or all Parquet files, except those to keep (relative paths)."""
+        form = re.compile(r".*\.parquet" if prefix is None else re.escape(prefix) + r"\d{6}\.parquet", re.DOTALL)
         for relative, path in files_below(self.fs, self.data).items():
             if form.fullmatch(posixpath.basename(relative)) and relative not in keep:
                 self.fs.delete_file(path)
@@ -191,14 +185,12 @@ class StagedDataset:
 
     def _remove_published(self) -> None:
         """Remove the folder of a published dataset; the file that says so goes last, in case of a kill."""
-        if self.folder is None:
-            return
-        folder = self.folder
+        folder = gone = str(self.folder)
         if can_rename(self.fs):  # renamed first: nobody writes in a folder of this name
             with contextlib.suppress(*FILESYSTEM_ERRORS):  # another process may be removing it
-                folder = self.folder.removesuffix("writing") + _GONE
-                self.fs.move(self.folder, folder)
-        _remove_folder(self.fs, folder)
+                gone = folder.removesuffix("writing") + _GONE
+                self.fs.move(folder, gone)
+        _remove_folder(self.fs, gone)
 
     def remove(self) -> None:
         """Remove everything that was written here, and nothing else; the marker goes last."""
@@ -218,12 +210,10 @@ class StagedDataset:
 
 def _inode(fs: Any, path: str) -> int | None:
     """Return what identifies a local folder under whatever name; None on stores, or if it does not exist."""
-    if not isinstance(fs, LocalFileSystem):
-        return None
-    try:
-        return os.stat(path).st_ino
-    except FileNotFoundError:
-        return None
+    if isinstance(fs, LocalFileSystem):
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(path).st_ino
+    return None
 
 
 def totals(files: Sequence[DoneFile]) -> dict[str, int]:

@@ -201,6 +201,11 @@ def _belongs(relative: str) -> bool:
     *folders, name = relative.split("/")
     if folders[:1] == [JOURNAL] or folders[:1] == ["_temporary"]:
         return True
-    known = name.endswith(_PARQUET) or name in _METADATA or (name[0] in "._" and name.endswith(".crc"))
-    known = known or name.startswith(_DATABRICKS) or temporary_of(name) in _METADATA
+    known = (
+        name.endswith(_PARQUET)
+        or name.startswith(_DATABRICKS)
+        or (name[0] in "._" and name.endswith(".crc"))
+        or name in _METADATA
+        or temporary_of(name) in _METADATA
+    )
     return known and all("=" in folder for folder in folders)

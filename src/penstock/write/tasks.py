@@ -64,20 +64,11 @@ def table_works(data: Any, layout: StorageLayout, first: int) -> Iterator[Encode
     for whole in found:
         for start in range(0, whole.num_rows, TABLE_ROWS):
             batch = whole.slice(start, TABLE_ROWS)
-            yield EncodeTask(first, batch.num_rows, int(batch.nbytes), partial(_make, batch, layout, first))
+            places = {name: batch.schema.get_field_index(name) for name in layout.columns.names}
+            parts = {name: batch.column(place) for name, place in places.items() if place >= 0}
+            make = partial(_encoded_columns, parts, layout, first, batch.num_rows)
+            yield EncodeTask(first, batch.num_rows, int(batch.nbytes), make)
             first += batch.num_rows
-
-
-def _make(batch: pa.RecordBatch, layout: StorageLayout, first: int) -> pa.RecordBatch:
-    arrays = []
-    for stored in layout.columns:
-        position = batch.schema.get_field_index(stored.name)
-        if position < 0:
-            refuse_null(layout.unischema.fields.get(stored.name, stored), first)
-            arrays.append(pa.nulls(batch.num_rows, stored.type))
-        else:
-            arrays.append(stored_column(batch.column(position), stored, layout, first))
-    return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
 
 
 def checked(batch: pa.RecordBatch, layout: StorageLayout, first: int) -> pa.RecordBatch:
@@ -143,13 +134,11 @@ def _holds_null(values: pa.Array) -> bool:
 
 def _as_array(row: pa.Scalar, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Any:
     """Return the array of one row: nested lists as they are, a flat list in the shape of the field if that is known."""
-    values = row.values
-    flat = not _is_array(values.type)
-    found = values.to_numpy(zero_copy_only=False) if flat else np.array(row.as_py(), dtype)
+    nested = _is_array(row.values.type)
+    found = np.array(row.as_py(), dtype) if nested else row.values.to_numpy(zero_copy_only=False)
     sizes = [size for size in shape if size is not None]
-    if found.ndim == 1 and len(sizes) == len(shape) > 1 and found.size == math.prod(sizes):
-        return found.reshape(sizes)
-    return found
+    is_flat = found.ndim == 1 and len(sizes) == len(shape) > 1 and found.size == math.prod(sizes)
+    return found.reshape(sizes) if is_flat else found
 
 
 _LISTS = {"list", "fixed_list"}
@@ -225,10 +214,9 @@ def _is_other(given: pa.DataType, into: pa.DataType) -> bool:
     return form_of(into) in ("bool", "decimal") and pa.types.is_floating(given)
 
 
-def _sort(kind: pa.DataType) -> str:
-    if pa.types.is_duration(kind):
-        return "duration"
-    return "time" if pa.types.is_time(kind) else "moment"
+def _sort(kind: pa.DataType) -> tuple[bool, bool]:
+    """Return whether times are durations, or times of a day; else they are moments."""
+    return pa.types.is_duration(kind), pa.types.is_time(kind)
 
 
 def _is_risky(given: pa.DataType, into: pa.DataType) -> bool:
@@ -238,9 +226,8 @@ def _is_risky(given: pa.DataType, into: pa.DataType) -> bool:
     if pa.types.is_floating(into):
         wider = pa.types.is_floating(given) and given.bit_width <= into.bit_width
         return not (wider or (pa.types.is_integer(given) and not pa.types.is_float16(into)))
-    if pa.types.is_boolean(into):
-        return bool(pa.types.is_integer(given))
-    return bool(pa.types.is_date(into) and pa.types.is_timestamp(given))
+    is_flag = pa.types.is_boolean(into) and pa.types.is_integer(given)
+    return bool(is_flag or (pa.types.is_date(into) and pa.types.is_timestamp(given)))
 
 
 def _leaves(old: Any, new: Any, rows: NDArray[Any]) -> Iterator[tuple[Any, Any, NDArray[Any]]]:
@@ -344,10 +331,9 @@ def _encoded_columns(parts: Mapping[str, Any], layout: StorageLayout, first: int
             arrays.append(pa.nulls(count, stored.type))
         elif isinstance(part, pa.Array | pa.ChunkedArray):
             arrays.append(stored_column(part, stored, layout, first))
-        elif field is None:
-            arrays.append(array_of(list(part), stored, first))
         else:
-            arrays.append(_column(part, field, stored, first))
+            encoded = array_of(list(part), stored, first) if field is None else _column(part, field, stored, first)
+            arrays.append(encoded)
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)
 
 
@@ -468,11 +454,9 @@ def _encoded_rows(cells: list[list[Any]], layout: StorageLayout, first: int, han
     arrays = []
     for column, stored in zip(cells, layout.columns, strict=True):
         field = layout.unischema.fields[stored.name]
-        if not is_slow(field):
-            arrays.append(array_of(column, stored, first))
-            continue
-        arrays.append(array_of(encode_cells(field, column, first), stored, first))
-        if hands.copy and is_ours(field.codec):  # a custom codec may still hold the memory of the copies
+        slow = is_slow(field)
+        arrays.append(array_of(encode_cells(field, column, first) if slow else column, stored, first))
+        if slow and hands.copy and is_ours(field.codec):  # a custom codec may still hold the memory of the copies
             hands.spares.give_back(column)
         column.clear()
     return checked(pa.RecordBatch.from_arrays(arrays, schema=layout.columns), layout, first)

@@ -294,7 +294,7 @@ class Writer:
         self._journal.wait()
         self._stage.check()
         files = write_metadata(self._stage, self._facts, self._journal.files)
-        self._stage.keep_only({file.path for file in files})
+        self._stage.remove_files(keep={file.path for file in files})
         return files
 
     def abort(self) -> None:

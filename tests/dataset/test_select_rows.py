@@ -300,9 +300,9 @@ class TestReading:
         read = set()
         whole = source.read
 
-        def note(chunk, columns):
+        def note(chunk, columns, **more):
             read.add(chunk)
-            return whole(chunk, columns)
+            return whole(chunk, columns, **more)
 
         monkeypatch.setattr(source, "read", note)
         found = chosen(source, predicate)
@@ -315,7 +315,9 @@ class TestReading:
         source = open_parquet(str(tmp_path))
         read = []
         whole = source.read
-        monkeypatch.setattr(source, "read", lambda chunk, names: read.append(chunk) or whole(chunk, names))
+        monkeypatch.setattr(
+            source, "read", lambda chunk, names, **more: read.append(chunk) or whole(chunk, names, **more)
+        )
         assert kept(source, in_set(["x"], "kind")) == [0, 1, 2, 3, 8, 10]
         assert kept(source, in_negate(in_set(["x"], "kind"))) == [4, 5, 6, 7, 9, 11]
         assert kept(source, in_set(["x", None], "kind")) == [0, 1, 2, 3, 8, 9, 10, 11]
@@ -327,7 +329,9 @@ class TestReading:
         source = open_parquet(str(tmp_path))
         read = []
         whole = source.read
-        monkeypatch.setattr(source, "read", lambda chunk, names: read.append(chunk) or whole(chunk, names))
+        monkeypatch.setattr(
+            source, "read", lambda chunk, names, **more: read.append(chunk) or whole(chunk, names, **more)
+        )
         assert kept(source, [("id", ">=", 15)]) == list(range(15, 40))
         assert read == [1]
         read.clear()
@@ -366,7 +370,9 @@ class TestReading:
         schema = penstock.Unischema("S", [penstock.UnischemaField("x", asked, (), None, False)])
         source = open_parquet(str(tmp_path), schema=schema)
         seen, whole = [], source.read
-        monkeypatch.setattr(source, "read", lambda chunk, names: seen.append(chunk) or whole(chunk, names))
+        monkeypatch.setattr(
+            source, "read", lambda chunk, names, **more: seen.append(chunk) or whole(chunk, names, **more)
+        )
         assert kept(source, in_set([value], "x")) == [2]
         assert sorted(seen) == read
 
@@ -383,7 +389,9 @@ class TestReading:
         source = open_parquet(str(write_ids(tmp_path, files=1, rows=100, rows_per_group=50)))
         seen, read = [], []
         whole = source.read
-        monkeypatch.setattr(source, "read", lambda chunk, names: read.append((chunk, *names)) or whole(chunk, names))
+        monkeypatch.setattr(
+            source, "read", lambda chunk, names, **more: read.append((chunk, *names)) or whole(chunk, names, **more)
+        )
         slow = in_lambda(["value"], lambda v: seen.append(v) or v < 20)
         both = in_reduce([slow, in_intersection_free(), in_set([1, 3, 60], "id")], all)
         assert kept(source, both) == [1, 3]

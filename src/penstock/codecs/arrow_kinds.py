@@ -82,8 +82,7 @@ FORM_OF_ID = {type_id(name): form for name, form in FORMS.items() if type_id(nam
 NATIVE = {
     type_id(name): np.dtype(getattr(np, name.lower()))
     for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
-}
-NATIVE |= {type_id("HALF_FLOAT"): np.dtype("f2"), type_id("FLOAT"): np.dtype("f4"), type_id("DOUBLE"): np.dtype("f8")}
+} | {type_id("HALF_FLOAT"): np.dtype("f2"), type_id("FLOAT"): np.dtype("f4"), type_id("DOUBLE"): np.dtype("f8")}
 """The dtype of each type id whose Arrow memory *is* the NumPy array."""
 
 _CURES = {

@@ -272,8 +272,7 @@ def decimals(array: pa.Array) -> list[Decimal | None]:
     """Return the rows of a decimal column, exact, with the column's scale."""
     values = _unscaled(array)
     if values is None:
-        found: list[Decimal | None] = array.to_pylist()
-        return found
+        return list(array.to_pylist())
     scale, scaled = -array.type.scale, _EXACT.scaleb
     return _with_nulls([scaled(Decimal(value), scale) for value in values.tolist()], validity(array))
 

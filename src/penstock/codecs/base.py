@@ -12,7 +12,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -184,8 +184,7 @@ class Codec(DataframeColumnCodec):
     @classmethod
     def from_config(cls, config: dict[str, JSON]) -> Codec:
         """Rebuild a codec from what `config()` gave."""
-        codec: Codec = rebuild(cls, config)
-        return codec
+        return cast("Codec", rebuild(cls, config))
 
     def storage_type(self, field: FieldLike) -> pa.DataType:  # noqa: ARG002 - for subclasses
         """Return the Arrow type of the stored column."""

@@ -167,13 +167,12 @@ class _Damaged(Exception):
 
 def _decode_simplejpeg(cell: bytes, _found: str) -> NDArray[Any]:
     simplejpeg = library("simplejpeg")
-    pixels: NDArray[Any]
     height, width, colour, _ = simplejpeg.decode_jpeg_header(cell)
     _refuse_huge(height, width)
     if colour not in ("Gray", "YCbCr", "RGB"):
         raise ValueError(f"{colour} pixels")  # OpenCV knows how to print CMYK as RGB
     try:
-        pixels = simplejpeg.decode_jpeg(cell, "GRAY" if colour == "Gray" else "RGB")
+        pixels: NDArray[Any] = simplejpeg.decode_jpeg(cell, "GRAY" if colour == "Gray" else "RGB")
     except ValueError as exc:
         if "extraneous bytes" not in str(exc):
             raise _Damaged(f"damaged JPEG: {exc}") from exc
@@ -186,10 +185,9 @@ def _decode_imagecodecs(cell: bytes, _found: str) -> NDArray[Any]:
     imagecodecs = library("imagecodecs")
     _refuse_huge(int.from_bytes(cell[20:24], "big"), int.from_bytes(cell[16:20], "big"))
     try:
-        pixels: NDArray[Any] = imagecodecs.png_decode(cell)
+        return np.asarray(imagecodecs.png_decode(cell))
     except Exception as exc:  # PngError, or UnicodeDecodeError where it cannot read libpng's message
         raise _Damaged(f"damaged PNG: {exc}") from exc
-    return pixels
 
 
 def _refuse_huge(height: int, width: int) -> None:
@@ -200,9 +198,7 @@ def _refuse_huge(height: int, width: int) -> None:
 def _decode_cv2(cell: bytes, found: str) -> NDArray[Any]:
     cv2 = library("cv2")
     _refuse_cut(cell, found)
-    pixels: NDArray[Any] | None = None
-    if cell:
-        pixels = cv2.imdecode(np.frombuffer(cell, np.uint8), cv2.IMREAD_UNCHANGED)
+    pixels: NDArray[Any] | None = cv2.imdecode(np.frombuffer(cell, np.uint8), cv2.IMREAD_UNCHANGED) if cell else None
     if pixels is None:
         raise ValueError("OpenCV cannot read it")
     # By OpenCV: a view with the channels reversed costs more to copy than decoding did.

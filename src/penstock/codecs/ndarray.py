@@ -146,8 +146,7 @@ class NdarrayCodec(Codec):
 
     def decode(self, unischema_field: FieldLike, value: Any) -> NDArray[Any]:  # noqa: ARG002 - Petastorm's signature
         """Return the array of a cell by `numpy.load`: the plain twin of the column path."""
-        array: NDArray[Any] = np.load(BytesIO(value), allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
-        return array
+        return np.asarray(np.load(BytesIO(value), allow_pickle=False, max_header_size=MAX_HEADER_BYTES))
 
     def view_column(
         self, field: FieldLike, data: NDArray[np.uint8], offsets: NDArray[np.integer]
@@ -266,8 +265,7 @@ class CompressedNdarrayCodec(Codec):
     def decode(self, unischema_field: FieldLike, value: Any) -> NDArray[Any]:  # noqa: ARG002 - Petastorm's signature
         """Return the array of a cell by `numpy.load`: the plain twin of the column path."""
         with np.load(BytesIO(value), allow_pickle=False, max_header_size=MAX_HEADER_BYTES) as members:
-            array: NDArray[Any] = members["arr"]
-            return array
+            return np.asarray(members["arr"])
 
     def decode_column(self, field: FieldLike, cells: Cells, out: NDArray[Any]) -> None:
         """Inflate every cell and copy its payload into `out`."""

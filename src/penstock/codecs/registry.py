@@ -8,7 +8,7 @@ the group `penstock.codecs` of installed packages, and never imported as a path:
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.codecs.base import JSON, Cells, Codec, DataframeColumnCodec, FieldLike, plain_state, rebuild
 from penstock.codecs.image import CompressedImageCodec
@@ -140,8 +140,7 @@ def codec_from_state(module: str, name: str, state: dict[str, Any]) -> Dataframe
     cls = _classes.get(f"{module}.{name}") or _classes.get(name)
     if cls is None or cls in _BUILT_IN:
         return UnknownCodec(f"{module}.{name}", state)
-    built: DataframeColumnCodec = rebuild(cls, state)
-    return built
+    return cast("DataframeColumnCodec", rebuild(cls, state))
 
 
 def _full_name(cls: type) -> str:

@@ -85,12 +85,10 @@ def make_arrow_filter(filters: Any, schema: pa.Schema) -> ArrowFilter | None:
 
     # Arrow cannot compare views of text and bytes (seen in 26).
     schema = pa.schema([field.with_type(without_views(field.type)) for field in schema])
-    if isinstance(filters, pc.Expression):
-        return ArrowFilter(filters, _subset(schema, filter_columns(filters, schema)), None)
-    clauses = parse_tuples(filters)
-    if not clauses:
+    clauses = None if isinstance(filters, pc.Expression) else parse_tuples(filters)
+    if clauses == []:
         return None
-    expression = to_expression(clauses, schema)
+    expression = filters if clauses is None else to_expression(clauses, schema)
     return ArrowFilter(expression, _subset(schema, filter_columns(expression, schema)), clauses)
 
 

@@ -134,11 +134,7 @@ class ColumnChunks:
         """Whether every value is stored with all its bytes, so that `uncompressed_bytes` is their size."""
         self.flat = {leaf.path: index for index, leaf in enumerate(self.leaves) if not leaf.repeated}
         """Number of each leaf that is not inside a list, by path."""
-        self._below: dict[str, list[int]] = {}
-        for index, leaf in enumerate(self.leaves):
-            names = leaf.path.split(".")
-            for depth in range(1, len(names) + 1):
-                self._below.setdefault(".".join(names[:depth]), []).append(index)
+        self._below = leaves_below([leaf.path for leaf in self.leaves])
 
     def _read(self, raw: bytes) -> Integers:
         position = number = 0
@@ -250,6 +246,15 @@ class ColumnChunks:
             ArithmeticError,
         ):
             return None
+
+
+def leaves_below(paths: Sequence[str]) -> dict[str, list[int]]:
+    """Return the numbers of the leaves of each column: of a struct or list, of all that lie below it."""
+    below: dict[str, list[int]] = {}
+    for index, path in enumerate(paths):
+        for depth in range(1, path.count(".") + 2):
+            below.setdefault(".".join(path.split(".")[:depth]), []).append(index)
+    return below
 
 
 def _leaves(elements: Any) -> list[Leaf]:

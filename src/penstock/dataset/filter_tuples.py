@@ -202,13 +202,10 @@ def _members(values: list[Any], kind: pa.DataType) -> Any:
     exact = [None if value is None else _exact(value, kind) for value in values]
     if any((one is None) != (value is None) for one, value in zip(exact, values, strict=True)):
         return values
-    found: list[Any] = []
-    for one in exact:
-        if one is None:
-            found.append(None)
-        elif one[0] == one[1] or (one[0] != one[0] and pa.types.is_floating(kind)):
-            found.append(one[2])
-    if pa.types.is_floating(kind):  # to pyarrow's `is_in` 0.0 and -0.0 are two values
+    floats = pa.types.is_floating(kind)
+    held = [one for one in exact if one is None or one[0] == one[1] or (one[0] != one[0] and floats)]
+    found = [None if one is None else one[2] for one in held]
+    if floats:  # to pyarrow's `is_in` 0.0 and -0.0 are two values
         found += [-value for value in found if value == 0]
     return pa.array(found, kind)
 

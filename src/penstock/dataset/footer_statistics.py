@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import leaf_of
 from penstock.dataset.catalog import threads_for
-from penstock.dataset.column_chunks import ColumnChunks
+from penstock.dataset.column_chunks import ColumnChunks, leaves_below
 from penstock.dataset.thrift import ThriftError
 from penstock.dataset.unify_types import decoded
 from penstock.errors import BadFile
@@ -135,11 +135,7 @@ class FooterStatistics:
                 if known is not None and known.paths:
                     leaves = np.array([paths[path] for path in known.paths], np.int64)
                     nulls[:, here[:, None], leaves] = known.nulls[:, facts.chunk_part[here]]
-            below: dict[str, list[int]] = {}
-            for path, place in paths.items():
-                for depth in range(1, path.count(".") + 2):
-                    below.setdefault(".".join(path.split(".")[:depth]), []).append(place)
-            self._nulls = below, nulls
+            self._nulls = leaves_below(list(paths)), nulls
         return self._nulls
 
     def _summary(self, source: ParquetSource, file: int) -> FooterSummary:

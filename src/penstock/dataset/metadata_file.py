@@ -91,9 +91,8 @@ def _read(root: Root, base: Footer) -> dict[str, _Listed]:
 def _agrees(file: DataFile, known: _Listed, base: Footer) -> bool:
     try:
         footer = read_footer(file)
-        if list(footer.part_rows) != known.rows or not footer.schema.equals(base.schema):
-            return False
-        return known.summary is not None and summary_of(footer).content == known.summary.content
+        same = list(footer.part_rows) == known.rows and footer.schema.equals(base.schema)
+        return same and known.summary is not None and summary_of(footer).content == known.summary.content
     except StoreError:
         raise
     except (BadFile, *READ_ERRORS):

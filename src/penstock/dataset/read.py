@@ -71,19 +71,16 @@ class StoredRowGroup(FilePart):
             FileChanged, FileTouched: see `check`.
             StoreUnavailable, StoreRefused: the store does not answer, or denies access.
         """
+        stream = None
         if self.held is not None:
-            with self.over(self.held) as file:
-                yield file
-            return
-        if self.cached is not None:
-            with self.cached.open(self, names) as file:
-                yield file
-            return
-        stream = self.file.root.store.native_file(self.file.path)
-        if stream is None:
+            fetched = self.over(self.held)
+        elif self.cached is not None:
+            fetched = self.cached.open(self, names)
+        elif (stream := self.file.root.store.native_file(self.file.path)) is None:
             ranges = [*self.ranges(names).values()]
-            held = {start: data for (start, _), data in zip(ranges, self.fetch(ranges), strict=True)}
-            with self.over(held) as file:
+            fetched = self.over({start: data for (start, _), data in zip(ranges, self.fetch(ranges), strict=True)})
+        if stream is None:
+            with fetched as file:
                 yield file
             return
         with stream:
@@ -210,9 +207,7 @@ def _read(group: StoredRowGroup, names: Sequence[str]) -> pa.Table:
         table = group.reader(stream).read_row_group(group.number, columns=list(names), use_threads=False)
     if any("." in name for name in names):
         table = flatten_structs(table)
-    if table.column_names == list(names):
-        return table
-    return table.select(names)
+    return table if table.column_names == list(names) else table.select(names)
 
 
 def verifying(*, verify: bool) -> dict[str, bool]:

@@ -95,9 +95,8 @@ def variable_bytes(group: StoredRowGroup, name: str) -> float:
 
 
 def _weigh(group: StoredRowGroup, name: str, footer: float) -> float:
-    if footer * group.num_rows <= _WHOLE_BYTES:
-        return _measure(group, name, group.num_rows)
-    return max(footer, _measure(group, name, _SAMPLE_ROWS))
+    whole = footer * group.num_rows <= _WHOLE_BYTES
+    return _measure(group, name, group.num_rows) if whole else max(footer, _measure(group, name, _SAMPLE_ROWS))
 
 
 def _measure(group: StoredRowGroup, name: str, num_rows: int) -> float:

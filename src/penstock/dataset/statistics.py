@@ -51,11 +51,9 @@ class Verdict:
 
 def judge(source: Source, row_filter: RowFilter, chunks: NDArray[np.int64]) -> Verdict:
     """Return what is known about a filter for these chunks."""
-    judge = _Judge(source, chunks, row_filter.batched)
-    if row_filter.batched and row_filter.fields == set(source.facts.constants):
-        # Petastorm's exception: over exactly the partition columns a predicate gets values, in batch readers too.
-        judge = _Judge(source, chunks, batched=False)
-    return judge.judge(row_filter.predicate)
+    # Petastorm's exception: over exactly the partition columns a predicate gets values, in batch readers too.
+    batched = row_filter.batched and row_filter.fields != set(source.facts.constants)
+    return _Judge(source, chunks, batched).judge(row_filter.predicate)
 
 
 @dataclass(frozen=True, slots=True)

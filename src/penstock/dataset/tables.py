@@ -51,7 +51,13 @@ def refuse_listed(fs: FileSystem, path: str, names: Iterable[str]) -> None:
         for kind, form in _TRACES.items():
             found = next((match for match in map(form.fullmatch, listed) if match), None)
             if found is not None:
-                raise _unsupported(kind, posixpath.join(path, found[1] or "").rstrip("/"), found[0])
+                root = posixpath.join(path, found[1] or "").rstrip("/")
+                raise UnsupportedFormat(
+                    f"{root} is {'an' if kind == 'Iceberg' else 'a'} {kind} table ({found[0]} is there): its folder "
+                    f"may also hold rows that the table has deleted or replaced. Penstock does not read {kind} tables; "
+                    f"{_CURES[kind].format(root=root)}; or open with "
+                    'format="parquet" to read every Parquet file that is there'
+                )
 
 
 def refuse_above(fs: FileSystem, folder: str) -> None:
@@ -71,12 +77,3 @@ def refuse_above(fs: FileSystem, folder: str) -> None:
 
 def _inside(fs: FileSystem, path: str, folder: str) -> list[str]:
     return [f"{folder}{info.base_name}" for info in list_folder(fs, posixpath.join(path, folder.rstrip("/")))]
-
-
-def _unsupported(kind: str, root: str, trace: str) -> UnsupportedFormat:
-    return UnsupportedFormat(
-        f"{root} is {'an' if kind == 'Iceberg' else 'a'} {kind} table ({trace} is there): its folder may also hold "
-        f"rows that the table has deleted or replaced. Penstock does not read {kind} tables; "
-        f"{_CURES[kind].format(root=root)}; or open with "
-        'format="parquet" to read every Parquet file that is there'
-    )

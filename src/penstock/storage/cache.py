@@ -80,10 +80,9 @@ class ChunkCache(ABC):
         try:
             self._serve(keys, flights, mine, read)
         finally:
-            with self._flights_lock:
-                for index in mine:
-                    self._flights.pop(keys[index], None)
             for index in mine:
+                with self._flights_lock:
+                    self._flights.pop(keys[index], None)
                 if not flights[index].done():
                     flights[index].set_result(None)
         return [self._await(flight, index, keys[index], read) for index, flight in enumerate(flights)]

@@ -71,9 +71,11 @@ def cost_of(num_bytes: int) -> int:
     return -(-(HEADER_BYTES + num_bytes) // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
-def file_cost(path: str) -> int:
-    """Return the disk space of an existing entry, computed the same way."""
-    return cost_of(max(0, os.stat(path, follow_symlinks=False).st_size - HEADER_BYTES))
+def remove_entry(path: str) -> int:
+    """Delete an existing entry; return its disk space, computed the same way."""
+    cost = cost_of(max(0, os.stat(path, follow_symlinks=False).st_size - HEADER_BYTES))
+    os.unlink(path)
+    return cost
 
 
 def entry_path(folder: str, key: str) -> str:

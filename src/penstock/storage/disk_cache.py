@@ -42,10 +42,10 @@ from penstock.storage.cache_files import (
     cost_of,
     entries,
     entry_path,
-    file_cost,
     mark_folder,
     new_part,
     read_entry,
+    remove_entry,
     remove_folder,
     sweep_parts,
     write_entry,
@@ -159,9 +159,7 @@ class DiskCache(ChunkCache):
         """Delete the entry of `key`, if it exists and can be deleted."""
         path = entry_path(self._folder, key)
         with contextlib.suppress(OSError), self._ledger.hold(_LOCK_S) as account:
-            cost = file_cost(path)
-            os.unlink(path)
-            _write_off(account, cost)
+            _write_off(account, remove_entry(path))
 
     # -- storing ------------------------------------------------------------------------------------------------------
 
@@ -301,9 +299,7 @@ class DiskCache(ChunkCache):
             freed = 0
             for path in paths:
                 with contextlib.suppress(OSError):
-                    cost = file_cost(path)
-                    os.unlink(path)
-                    freed += cost
+                    freed += remove_entry(path)
             _write_off(account, freed + sweep_parts(self._folder)[1])
             self._victims.clear()
             self._ready = False

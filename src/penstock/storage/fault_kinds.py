@@ -141,22 +141,18 @@ def store_error(error: BaseException, url: str, *, attempts: int = 1) -> StoreEr
         return error
     fault, cause = _verdict(error)
     reason = f"{type(cause).__name__}: {cause}".rstrip(": ")
-    made: StoreError
     if fault == "refused":
-        made = StoreRefused(
+        return StoreRefused(
             f"{url}: access refused ({reason}); check the permissions and the credentials (storage_options=, or where "
             "the library of the store looks for them)",
             url=url,
         )
-    elif fault == "unavailable":
+    if fault == "unavailable":
         tries = f"{attempts} attempts" if attempts > 1 else "1 attempt"
-        made = StoreUnavailable(
+        return StoreUnavailable(
             f"{url} is unavailable after {tries} ({reason}); this says nothing about the data: check the network and "
             "the store, and start again",
             url=url,
             attempts=attempts,
         )
-    else:
-        return None
-    made.__cause__ = error
-    return made
+    return None

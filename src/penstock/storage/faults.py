@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+"""What a request returns."""
 
 ATTEMPTS = 8
 """How often a request is made before its store counts as unavailable."""

@@ -55,8 +55,7 @@ def resolve(
 def _path_on(filesystem: Any, text: str) -> str:
     if isinstance(to_arrow_filesystem(filesystem), LocalFileSystem):
         return _local(file_url_path(text) if text.lower().startswith("file://") else text)
-    path = text.split("://", 1)[1] if "://" in text else text
-    return path.replace("\\", "/").rstrip("/") if "://" not in text else path.rstrip("/")
+    return (text.split("://", 1)[1] if "://" in text else text.replace("\\", "/")).rstrip("/")
 
 
 def _local(path: str) -> str:

@@ -11,16 +11,14 @@ the store does. Only a path that the store says does not exist counts as not the
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileInfo, FileType, FSSpecHandler
 
-from penstock.storage.faults import attempt
+from penstock.storage.faults import T, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-T = TypeVar("T")
 
 
 class RaisingHandler(FSSpecHandler):  # type: ignore[misc] # pyarrow ships no types
@@ -44,14 +42,13 @@ class RaisingHandler(FSSpecHandler):  # type: ignore[misc] # pyarrow ships no ty
         self._require_file(path)
         self.fs.rm(path)
 
-    def open_input_stream(self, path: str) -> Any:
-        return self.open_input_file(path)
-
     def open_input_file(self, path: str) -> Any:
         from pyarrow import PythonFile
 
         self._require_file(path)
         return PythonFile(self.fs.open(path, mode="rb"), mode="r")
+
+    open_input_stream = open_input_file
 
     def open_output_stream(self, path: str, metadata: Any) -> Any:
         return self._request(path, lambda: FSSpecHandler.open_output_stream(self, path, metadata))

@@ -235,24 +235,22 @@ def _remove_empty(fs: FileSystem, path: str) -> None:
 def sync_file(fs: FileSystem, path: str) -> None:
     """Force a closed local file to disk; a store has nothing to force."""
     if isinstance(fs, LocalFileSystem):
-        file = os.open(path, os.O_RDWR)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        _fsync(path, os.O_RDWR)
 
 
 def sync_folders(fs: FileSystem, paths: Iterable[str]) -> None:
     """Force the names in local folders to disk; Windows, which cannot open a folder, does so by itself."""
-    if not isinstance(fs, LocalFileSystem):
-        return
-    for path in paths:
+    for path in paths if isinstance(fs, LocalFileSystem) else ():
         with contextlib.suppress(OSError):
-            folder = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            _fsync(path, os.O_RDONLY)
+
+
+def _fsync(path: str, flags: int) -> None:
+    opened = os.open(path, flags)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def remove(fs: FileSystem, path: str) -> None:

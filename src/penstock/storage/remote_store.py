@@ -13,7 +13,7 @@ import inspect
 import io
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow.fs import FileType
@@ -21,7 +21,7 @@ from pyarrow.fs import FileType
 from penstock.errors import PenstockError
 from penstock.halt import inherited
 from penstock.storage.fault_kinds import fault_of
-from penstock.storage.faults import attempt
+from penstock.storage.faults import T, attempt
 from penstock.storage.store import FileSystemStore, Range, Stat, Tail, file_changed
 from penstock.storage.urls import url_of
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from pyarrow import Buffer
 
-T = TypeVar("T")
 
 MAX_GAP_BYTES = 16 << 10
 """Bytes between two ranges are read too up to this size: a second request costs more."""

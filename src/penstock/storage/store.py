@@ -17,12 +17,12 @@ import errno
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyarrow.fs import FileSystem, LocalFileSystem
 
 from penstock.errors import FileChanged
-from penstock.storage.faults import attempt
+from penstock.storage.faults import T, attempt
 from penstock.storage.filesystem import walk
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from pyarrow import Buffer, NativeFile
 
-T = TypeVar("T")
 Range = tuple[int, int]
 """Start and stop, in bytes."""
 _INODE = " inode="

@@ -273,3 +273,29 @@ def test_json_and_uuid_of_writers_that_store_no_arrow_schema_are_text_and_bytes(
     assert table.to_pydict() == {"json": text.to_pylist(), "uuid": name.to_pylist()}
     with penstock.open(tmp_path).loader(batch_size=3, memory_bytes=1 << 20) as loader:
         assert [batch["json"].tolist() for batch in loader] == [text.to_pylist()]
+
+
+class PointType(pa.ExtensionType):
+    """An extension type that is stored as a struct."""
+
+    def __init__(self):
+        super().__init__(pa.struct([("x", pa.float64()), ("y", pa.float64())]), "penstock.tests.point")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type, serialized):
+        return cls()
+
+
+def test_an_extension_type_that_is_stored_as_a_struct_is_read_as_its_fields(tmp_path):
+    pa.register_extension_type(PointType())
+    try:
+        points = pa.array([{"x": 1.0, "y": 2.0}, {"x": 3.0, "y": 4.0}], PointType().storage_type)
+        write(tmp_path / "a.parquet", {"point": pa.ExtensionArray.from_storage(PointType(), points)})
+        with penstock.open(tmp_path).loader(batch_size=2, rank=0, world=1) as loader:
+            [batch] = loader
+    finally:
+        pa.unregister_extension_type("penstock.tests.point")
+    assert {name: values.tolist() for name, values in batch.items()} == {"point.x": [1.0, 3.0], "point.y": [2.0, 4.0]}

@@ -118,7 +118,8 @@ def resolve_columns(scan: Scan, columns: Any, schema: Unischema | None) -> Colum
 
 def _flatten(schema: pa.Schema, path: str) -> pa.Schema:
     flat = schema
-    if any(kind.num_fields for kind in schema.types):
+    # An extension type has no fields of its own, and may be stored as a struct.
+    if any(kind.num_fields or isinstance(kind, pa.BaseExtensionType) for kind in schema.types):
         with naming_file(path):
             flat = flatten_structs(schema)
     if len(set(flat.names)) < len(flat.names):

@@ -20,18 +20,18 @@ from penstock.codecs.row_values import only_value
 from penstock.dataset import open_parquet, pick_columns
 from penstock.dataset.read import CAN_VERIFY
 from penstock.engine.delivery import FORKED
-from penstock.engine.inputs import Inputs, columns_of
+from penstock.engine.inputs import Column, Inputs, columns_of
 from penstock.engine.loader import Loader
 from penstock.engine.stages import FilterRows, Fold
 from penstock.errors import LoaderClosed, NotSorted, PenstockWarning, PlanError, SchemaError
 from penstock.keywords import LoaderKeywords, PlanKeywords, check_keywords, show_keywords
 from penstock.openers import check_path, find_opener
-from penstock.options import LoaderOptions, one_of
-from penstock.plan.order import RowGrouping
+from penstock.options import LoaderOptions, OnError, Verify, Window, one_of
+from penstock.plan.order import Grouping, RowGrouping
 from penstock.rows import DatasetRows
-from penstock.schema import UnischemaField
+from penstock.schema import Unischema, UnischemaField
 from penstock.schema.transform import TransformSpec, transform_schema
-from penstock.source import Selection, may_hold_nulls
+from penstock.source import Selection, Source, may_hold_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,13 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.row_filter import RowFilter
-    from penstock.engine.inputs import Column
-    from penstock.options import OnError, Verify, Window
-    from penstock.plan.order import Grouping
     from penstock.plan.plan import Plan
     from penstock.plan.windows import WindowRule, WindowTable
-    from penstock.schema import Unischema
-    from penstock.source import Source
 
 __all__ = ["Dataset", "Loader", "open"]
 

@@ -7,15 +7,13 @@ Nothing that a dataset stores is ever imported by its path.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.errors import PlanError
 from penstock.plugins import find_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.source import Source
 
 ENTRY_POINTS = "penstock.sources"

@@ -11,7 +11,7 @@ called from several threads at once. `penstock.testing.source_suite.SourceTests`
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -21,8 +21,6 @@ from penstock.codecs import Cells
 from penstock.errors import PenstockError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import pyarrow as pa
     from numpy.typing import NDArray
 

@@ -17,27 +17,36 @@ import numpy as np
 
 from penstock.engine.delivery import Built, Origin
 from penstock.engine.finish import build_damaged, finish_span, place_in
-from penstock.engine.gather import Chunk, Cutter, FixedPart, Gathered, LostChunk, Runs, aligned, gather, make_chunk
+from penstock.engine.gather import (
+    BlockPool,
+    Chunk,
+    Cutter,
+    FixedPart,
+    Gathered,
+    LostChunk,
+    Runs,
+    aligned,
+    gather,
+    make_chunk,
+)
 from penstock.engine.gather_values import CellLost
 from penstock.engine.locate import Locator
 from penstock.engine.picks import Picks
 from penstock.halt import until
 from penstock.options import MEMORY_BYTES
-from penstock.source import read_chunk
+from penstock.source import Selection, Source, read_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from penstock.engine.gather import BlockPool
     from penstock.engine.inputs import Column
     from penstock.engine.loader import Stats
     from penstock.engine.randomness import Watch
     from penstock.engine.residency import EpochWork
     from penstock.engine.row_arena import Records, Shelf
     from penstock.engine.stages import Batch, Stage
-    from penstock.source import Selection, Source
 
 
 @dataclass(slots=True)

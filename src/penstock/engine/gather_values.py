@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.codecs.arrow import objects
+from penstock.codecs.arrow import Objects, objects
 from penstock.codecs.arrow_memory import takeable
 from penstock.codecs.base import CellError
 from penstock.codecs.decode import reason_of
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from penstock.codecs.arrow import Objects
     from penstock.engine.gather import ObjectsPart, Part, Runs
     from penstock.engine.inputs import Column
     from penstock.engine.picks import Picks

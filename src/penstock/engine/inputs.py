@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.codecs.arrow import Fixed, Objects, column_kind
 from penstock.codecs.arrow_kinds import form_of
-from penstock.codecs.base import Codec, column_dtype, has_cells
+from penstock.codecs.base import Codec, DataframeColumnCodec, column_dtype, has_cells
 from penstock.engine import host
 from penstock.engine.build import Builder, Room
 from penstock.engine.gather import BlockPool
@@ -25,10 +25,10 @@ from penstock.engine.randomness import transform_wants
 from penstock.engine.residency import Residency
 from penstock.engine.row_arena import Shelf, make_records
 from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.stages import Decode, MarkPadding, Transform
+from penstock.engine.stages import Decode, FilterRows, Fold, MarkPadding, Stage, Transform
 from penstock.errors import BudgetError, UnsupportedType
-from penstock.options import READ_COST, SPAN_BYTES
-from penstock.plan.order import Order
+from penstock.options import READ_COST, SPAN_BYTES, LoaderOptions, Pool
+from penstock.plan.order import Grouping, Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,13 +36,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from penstock.codecs.base import DataframeColumnCodec
     from penstock.engine.loader import Record
     from penstock.engine.process import Payload
-    from penstock.engine.stages import FilterRows, Fold, Stage
-    from penstock.options import LoaderOptions, Pool
     from penstock.plan.epoch import EpochPlan
-    from penstock.plan.order import Grouping
     from penstock.schema.unischema import UnischemaField
     from penstock.source import Selection, Source
 

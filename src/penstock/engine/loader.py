@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.engine.delivery import FAILED, STOPPED, Acknowledged, Delivery, Place, Run, Stream
+from penstock.engine.delivery import FAILED, STOPPED, Acknowledged, Built, Delivery, Place, Run, Stream
 from penstock.engine.inputs import Inputs, Setup, choose_order, make_stages
 from penstock.engine.loader_facts import LoaderFacts
 from penstock.engine.randomness import Watch, advice
@@ -31,7 +31,6 @@ from penstock.plan.order import Cursor, Order, Share, steps_left
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.engine.delivery import Built
     from penstock.engine.locate import Skipped
     from penstock.engine.scheduler import Scheduler
     from penstock.options import LoaderOptions

@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any, cast
 from penstock.engine import host
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Place, Run
-from penstock.engine.inputs import Inputs, count_needs
+from penstock.engine.inputs import Inputs, Setup, count_needs
 from penstock.engine.stages import Batch, output_columns
-from penstock.options import at_least
+from penstock.options import LoaderOptions, at_least
 from penstock.plan import State, check, check_owner, check_predicate
 from penstock.source import may_hold_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.engine.inputs import Setup
     from penstock.engine.loader import EngineStream
     from penstock.engine.locate import Skipped
     from penstock.engine.output_columns import OutputColumn
     from penstock.engine.report import Report
-    from penstock.options import LoaderOptions
     from penstock.plan.epoch import EpochPlan
     from penstock.plan.order import Cursor, Order, Share
     from penstock.plan.plan import Plan

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from penstock.engine.gather import LostChunk
+from penstock.engine.gather import Chunk, LostChunk
 from penstock.errors import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.engine.gather import Chunk
     from penstock.engine.gather_values import CellLost
     from penstock.source import Location, Selection, Source
 

@@ -15,20 +15,18 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.engine.base_loader import BaseLoader
-from penstock.engine.delivery import FAILED, STOPPED, Delivery, Stream, not_a_place
+from penstock.engine.delivery import FAILED, STOPPED, Acknowledged, Delivery, Stream, not_a_place
 from penstock.engine.output_columns import Agreed, columns_given
 from penstock.engine.stages import Batch
 from penstock.errors import PlanError, StateMismatch
 from penstock.options import at_least, one_of
-from penstock.plan.draws import Deck, Draws
+from penstock.plan.draws import Deck, Draws, Mark, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from penstock.engine.delivery import Acknowledged
     from penstock.engine.loader import Loader
     from penstock.engine.locate import Skipped
-    from penstock.plan.draws import Mark, Stop
 
 Missing = Literal["error", "null"]
 

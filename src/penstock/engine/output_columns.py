@@ -17,9 +17,9 @@ import numpy as np
 
 from penstock.codecs.arrow import mask
 from penstock.engine.loader import Loader
-from penstock.engine.padding import padded_columns
+from penstock.engine.padding import Padding, padded_columns
 from penstock.engine.rowwise import RowTransform, SpecStage
-from penstock.engine.stages import MASK, FilterRows, Fold, Transform, output_columns, stage_of
+from penstock.engine.stages import MASK, Batch, FilterRows, Fold, Stage, Transform, output_columns, stage_of
 from penstock.errors import SchemaError
 from penstock.source import may_hold_nulls
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.base_loader import BaseLoader
     from penstock.engine.inputs import Column, Inputs
-    from penstock.engine.padding import Padding
-    from penstock.engine.stages import Batch, Stage
     from penstock.schema.unischema import UnischemaField
 
     Nulls = Callable[[int], Any]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.engine.stages import Stage
+from penstock.engine.stages import Draft, Stage
 from penstock.errors import PlanError, TransformError, close_names
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.inputs import Column
-    from penstock.engine.stages import Draft
     from penstock.schema import UnischemaField
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from penstock.codecs import Cells
 from penstock.engine.gather import BlockPool, Gathered
 from penstock.engine.randomness import seed_globals
-from penstock.engine.stages import run_stages
+from penstock.engine.stages import Batch, BatchOrigin, Lost, Stage, run_stages
 from penstock.errors import PlanError, WorkerDied
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from numpy.typing import NDArray
-
-    from penstock.engine.stages import Batch, BatchOrigin, Lost, Stage
 
     Description = tuple[str | np.dtype[Any], tuple[int, ...], int]
     """Type, shape and place of a packed array; the type by name if that is unambiguous (not for bfloat16)."""

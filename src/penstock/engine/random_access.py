@@ -9,29 +9,26 @@ Both share reading, gathering and decoding with the loader.
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.engine.finish import within
-from penstock.engine.gather import LostChunk, Runs, gather, make_chunk
+from penstock.engine.gather import Chunk, LostChunk, Runs, gather, make_chunk
 from penstock.engine.gather_values import CellLost
 from penstock.engine.host import default_workers
 from penstock.engine.picks import Picks
-from penstock.engine.stages import BatchOrigin, run_stages
+from penstock.engine.stages import Batch, BatchOrigin, run_stages
 from penstock.progress import progress
 from penstock.source import read_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
-    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
     from penstock.engine.build import Builder
-    from penstock.engine.gather import Chunk
-    from penstock.engine.stages import Batch
 
 
 def row_numbers(indices: Iterable[int]) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.engine import host
-from penstock.engine.loader import WAIT_BOUNDS
+from penstock.engine.loader import WAIT_BOUNDS, Stats, Step
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.loader import Stats, Step
 
 __all__ = ["Report"]
 

@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.engine.gather import Cutter, FixedPart, aligned
+from penstock.engine.gather import BlockPool, Chunk, Cutter, FixedPart, Part, aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.engine.gather import BlockPool, Chunk, Part
     from penstock.engine.inputs import Column
 
 NARROW_BYTES = 64

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.codecs.row_values import exact_in_float64, null_rows, objects_of, row_values, to_series
 from penstock.engine.randomness import NAMES, transform_wants
-from penstock.engine.stages import Stage
+from penstock.engine.stages import Batch, Draft, Stage
 from penstock.errors import TransformError
 from penstock.halt import is_halted
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.engine.stages import Batch, Draft
     from penstock.schema import UnischemaField
     from penstock.schema.transform import TransformSpec
 

@@ -33,19 +33,16 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.engine.build import Results, Span, go_on, index_span
+from penstock.engine.build import Builder, Results, Span, go_on, index_span
 from penstock.engine.delivery import AWAITED, Built
-from penstock.engine.gather import Chunk
-from penstock.engine.residency import EpochWork
+from penstock.engine.gather import Chunk, LostChunk
+from penstock.engine.residency import EpochWork, Read, Residency
 from penstock.errors import LoaderClosed
 from penstock.halt import OwnThread, wait_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.engine.build import Builder
-    from penstock.engine.gather import LostChunk
-    from penstock.engine.residency import Read, Residency
     from penstock.plan import EpochPlan
     from penstock.plan.order import Grouping
 

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.codecs.arrow import mask
 from penstock.codecs.base import CellError
 from penstock.codecs.decode import decode_cells, reason_of
-from penstock.engine.gather import Cutter, aligned
+from penstock.engine.gather import BlockPool, Cutter, Gathered, aligned
 from penstock.engine.gather_values import CellLost, Damaged
 from penstock.engine.randomness import BATCH, ROW, generators
 from penstock.errors import TransformError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.codecs import Cells
-    from penstock.engine.gather import BlockPool, Gathered
     from penstock.engine.inputs import Column
 
 Batch = dict[str, Any]

@@ -8,7 +8,7 @@ how many turns are left, and all that as small JSON. Knows sources by their inde
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -18,8 +18,6 @@ from penstock.plan.order import check_seed
 from penstock.plan.permutation import DRAWS, Words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 Stop = Literal["first", "all"]

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import InternalError
-from penstock.plan.order import Cursor, as_counts
+from penstock.plan.order import Cursor, Order, Share, as_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.plan.order import Order, Share
 
 
 @dataclass(frozen=True, slots=True)

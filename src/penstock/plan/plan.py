@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.plan.epoch import Line, LinePlan, changes, cut, in_order, lay, part_offsets, plan_epoch
-from penstock.plan.order import MAX_LANES, Cursor, Order, as_counts, typical_rows
+from penstock.plan.epoch import EpochPlan, Line, LinePlan, changes, cut, in_order, lay, part_offsets, plan_epoch
+from penstock.plan.order import MAX_LANES, Cursor, Order, Share, as_counts, typical_rows
 from penstock.plan.shuffled import LADDER, Grid, LanePlan, choose_lanes, rows_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.plan.epoch import EpochPlan
-    from penstock.plan.order import Share
 
 
 @dataclass(frozen=True, slots=True)

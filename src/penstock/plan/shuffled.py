@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.plan.epoch import EpochPlan, Line, Visits, cut, in_order, joined, lay, repeated
-from penstock.plan.order import Cursor, as_counts, check_lanes, typical_rows
+from penstock.plan.order import Cursor, Order, Share, as_counts, check_lanes, typical_rows
 from penstock.plan.permutation import BLOCKS, Words, stable_argsort, stable_argsort_part
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.plan.order import Order, Share
 
 LADDER = (1, 2, 4, 8, 24, 48, 96, 192, 384, 768)
 """Numbers of lanes tried by default; the upper ones divide by the worlds people have (2, 3, 4, 6, 8, 16, ... 256)."""

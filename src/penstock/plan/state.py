@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 from penstock.errors import PlanError, StateMismatch
-from penstock.plan.order import Cursor, Kind, Order
-
-if TYPE_CHECKING:
-    from penstock.plan.order import Share
+from penstock.plan.order import Cursor, Kind, Order, Share
 
 VERSION = 1
 

@@ -31,7 +31,7 @@ from penstock.factories import dataset_and_options
 from penstock.keywords import FrameworkKeywords, show_keywords
 from penstock.torch.double_sharding import check_sharded_once
 from penstock.torch.loader import Loader, ToMemory
-from penstock.torch.pass_board import PassBoard
+from penstock.torch.pass_board import BegunPass, PassBoard
 from penstock.torch.process_group import with_group
 from penstock.torch.shm_transport import Parcel, Receiver, Sender
 from penstock.torch.tensors import converter
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.engine.delivery import Delivery
     from penstock.engine.locate import Skipped
     from penstock.engine.stages import Batch
-    from penstock.torch.pass_board import BegunPass
 
 _OWNER = "penstock.torch.Batches"
 _OF_LOADER = ("device", "pin_memory", "device_transform", "prefetch", "decode")

@@ -8,7 +8,7 @@ reads it has ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from penstock.engine.randomness import transform_wants
 from penstock.errors import PlanError, TransformError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.engine.delivery import Origin
 
     Tensors = dict[str, Any]

@@ -8,7 +8,7 @@ possible, a warning says why and the CPU decodes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +19,6 @@ from penstock.errors import DecodeError, PenstockWarning, PlanError, users_level
 from penstock.schema import UnischemaField
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from numpy.typing import NDArray
 
     from penstock.api import Dataset

@@ -20,7 +20,7 @@ from penstock.engine.prefetch import Prefetched
 from penstock.errors import PlanError
 from penstock.factories import dataset_and_options, loader_for
 from penstock.keywords import FrameworkKeywords, show_keywords
-from penstock.torch.device import DeviceTransform, check_device, map_tensors, mover_for
+from penstock.torch.device import DeviceTransform, Mover, check_device, map_tensors, mover_for
 from penstock.torch.gpu import KeepEncoded, decode_on_gpu
 from penstock.torch.process_group import with_group
 from penstock.torch.tensors import converter
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.delivery import Delivery, Stream
     from penstock.engine.stages import Batch
-    from penstock.torch.device import Mover
 
     Tensors = dict[str, Any]
     Convert = Callable[[Mapping[str, Any]], Tensors]

@@ -8,15 +8,13 @@ Works with places of the native loader only; reads no data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import StateMismatch
 from penstock.plan import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.engine.base_loader import BaseLoader
     from penstock.engine.delivery import Stream
     from penstock.engine.loader import Loader

@@ -20,7 +20,7 @@ import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,20 +59,14 @@ def install_as_petastorm(*, replace: bool = False) -> None:
                 "name over for this process and those it starts, `pip uninstall petastorm` removes it, and without "
                 "the alias both live side by side: import from penstock.petastorm"
             )
-        _say(real)
-    _install()
-
-
-def _say(real: str | None) -> None:
-    if real is None:
-        logger.info("petastorm now means %s", _TREE)
-    else:
-        logger.warning("petastorm now means %s, in place of %s", _TREE, real)
-
-
-def _install() -> None:
+        if real is None:
+            logger.info("petastorm now means %s", _TREE)
+        else:
+            logger.warning("petastorm now means %s, in place of %s", _TREE, real)
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
-        _forget_real()
+        for name in [name for name in sys.modules if name == _ALIAS or name.startswith(f"{_ALIAS}.")]:
+            if not _is_ours(getattr(sys.modules[name], "__file__", None) or ""):
+                del sys.modules[name]
         sys.meta_path.insert(0, _AliasFinder(_ALIAS, _TREE, _MISPRINTS))
     if _FOLDER not in sys.path:
         sys.path.insert(1, _FOLDER)  # behind the script's own folder, before installed packages
@@ -96,12 +90,6 @@ def _real_petastorm() -> str | None:
 
 def _is_ours(file: str) -> bool:
     return os.path.abspath(file).startswith(_HERE + os.sep)
-
-
-def _forget_real() -> None:
-    for name in [name for name in sys.modules if name == _ALIAS or name.startswith(f"{_ALIAS}.")]:
-        if not _is_ours(getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
 
 
 class _AliasFinder(MetaPathFinder):
@@ -141,8 +129,7 @@ class _AliasLoader(Loader):
 
     def get_code(self, fullname: str) -> CodeType | None:  # noqa: ARG002
         """Return the code of the module, for `python -m petastorm.x` and for spawned processes that run it as main."""
-        code: CodeType | None = self._real.loader.get_code(self._name)  # type: ignore[union-attr]
-        return code
+        return cast("CodeType | None", self._real.loader.get_code(self._name))  # type: ignore[union-attr]
 
     def is_package(self, fullname: str) -> bool:  # noqa: ARG002
         """Tell whether the module is a package."""

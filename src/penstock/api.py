@@ -100,8 +100,7 @@ def open(  # noqa: PLR0913 -- a public factory takes flat keywords
         raise TypeError(f"schema= takes a penstock.Unischema; got {type(schema).__name__}")
     options: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem, "schema": schema}
     options |= {"on_error": on_error, "cache": cache, "format": format, "verify": verify}
-    found = _source_of(source, columns, options)
-    opened = dataset_of(found, columns)
+    opened = dataset_of(_source_of(source, columns, options), columns)
     return opened if filters is None else opened.where(filters)
 
 
@@ -282,8 +281,7 @@ class Dataset(DatasetRows):
         if self._late is not None:
             filter_rows = FilterRows(self._late, self._late.fields - set(read.columns))
             read = read.select([*read.columns, *sorted(filter_rows.hidden)])
-        inputs = replace(read.inputs(items), filter_rows=filter_rows, rowwise=rowwise, fold=fold)
-        return Loader(inputs, options)
+        return Loader(replace(read.inputs(items), filter_rows=filter_rows, rowwise=rowwise, fold=fold), options)
 
     @show_keywords(PlanKeywords)
     def plan(self, *, batch_size: int, **options: Unpack[PlanKeywords]) -> Plan:

@@ -131,9 +131,11 @@ def show_keywords(keywords: Any) -> Callable[[_Function], _Function]:
         own = inspect.signature(function)
         names = [name for name in _DEFAULTS if name in keywords.__annotations__ and name not in own.parameters]
         parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        for name in names:
-            kind, annotation = inspect.Parameter.KEYWORD_ONLY, keywords.__annotations__[name].__forward_arg__
-            parameters.append(inspect.Parameter(name, kind, default=_DEFAULTS[name], annotation=annotation))
+        types, kind = keywords.__annotations__, inspect.Parameter.KEYWORD_ONLY
+        parameters += [
+            inspect.Parameter(name, kind, default=_DEFAULTS[name], annotation=types[name].__forward_arg__)
+            for name in names
+        ]
         shown: Any = function
         shown.__signature__ = own.replace(parameters=parameters)
         if function.__doc__:  # None under python -OO

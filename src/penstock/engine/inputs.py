@@ -343,9 +343,8 @@ class Setup:
             stats=self.record.stats, seed=options.seed, skip=options.on_error == "skip", arena=residency.arena,
             shelf=shelf, limit_bytes=int(chunk_room / READ_COST / inputs.slack), room=room, watch=self.record.watch,
         )  # fmt: skip
-        last = None
-        if options.epochs is not None:
-            last = first.cursor.epoch // options.epochs * options.epochs + options.epochs - 1
+        epochs = options.epochs
+        last = None if epochs is None else first.cursor.epoch // epochs * epochs + epochs - 1
         limits = Limits(
             workers=workers,
             span_batches=span_batches,
@@ -372,9 +371,8 @@ class Setup:
         """Return how many batches are gathered together: one where making it takes long, for workers to share."""
         slow = self.options.pool == "process" or self.inputs.aligned or any(stage.is_slow for stage in self.stages)
         slow = slow or not self.inputs.items.one_row or every[1] > 1
-        if slow or not all(column.light for column in self.inputs.columns):
-            return 1
-        return max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))
+        single = slow or not all(column.light for column in self.inputs.columns)
+        return 1 if single else max(1, min(_SPAN_BATCHES, SPAN_BYTES // max(1, batch_bytes)))
 
     def _make_shelf(self, budget: int, pool: BlockPool, needs: Needs) -> Shelf | None:
         """Return where a line order keeps chunks for the next epoch, if there is one and all chunks will fit."""

@@ -66,15 +66,8 @@ class Stats:
         """Of the consumer's counters; a signal handler may ask for them."""
         self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
         self._waits = [0] * (len(WAIT_BOUNDS) + 1)
-        self.rows = 0
-        self.batches = 0
-        self.chunks_read = 0
-        self.bytes_read = 0
-        self.wait_s = 0.0
-        self.read_s = 0.0
-        self.gather_s = 0.0
-        self.finish_s = 0.0
-        self.hand_over_s = 0.0
+        self.rows = self.batches = self.chunks_read = self.bytes_read = 0
+        self.wait_s = self.read_s = self.gather_s = self.finish_s = self.hand_over_s = 0.0
 
     def read(self, seconds: float, num_bytes: int) -> None:
         """Count one chunk read."""

@@ -16,7 +16,7 @@ from penstock.engine.delivery import Place, Run
 from penstock.engine.inputs import Inputs, Setup, count_needs
 from penstock.engine.stages import Batch, output_columns
 from penstock.options import LoaderOptions, at_least
-from penstock.plan import State, check, check_owner, check_predicate
+from penstock.plan import Cursor, EpochPlan, Order, Plan, Share, State, check, check_owner, check_predicate
 from penstock.source import may_hold_nulls
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from penstock.engine.locate import Skipped
     from penstock.engine.output_columns import OutputColumn
     from penstock.engine.report import Report
-    from penstock.plan.epoch import EpochPlan
-    from penstock.plan.order import Cursor, Order, Share
-    from penstock.plan.plan import Plan
 
 
 class LoaderFacts(BaseLoader):
@@ -43,13 +40,16 @@ class LoaderFacts(BaseLoader):
     _run: Run
 
     @abstractmethod
-    def _start_of(self, pass_number: int, order: Order) -> Place: ...
+    def _start_of(self, pass_number: int, order: Order) -> Place:
+        """Return the beginning of a pass."""
 
     @abstractmethod
-    def _plan(self, place: Place) -> EpochPlan: ...
+    def _plan(self, place: Place) -> EpochPlan:
+        """Return the plan of the epoch from a place on."""
 
     @abstractmethod
-    def _plans(self, first: EpochPlan) -> Iterator[EpochPlan]: ...
+    def _plans(self, first: EpochPlan) -> Iterator[EpochPlan]:
+        """Give the plans of what is left of the pass, epoch by epoch."""
 
     # -- places and states ----------------------------------------------------------------------------------------
 
@@ -264,8 +264,7 @@ class LoaderFacts(BaseLoader):
     @property
     def order(self) -> Order:
         """The order in force: kind, seed, lanes and block."""
-        order: Order = self._progress.place.order
-        return order
+        return cast("Order", self._progress.place.order)
 
     def __repr__(self) -> str:
         left = self.batches_left

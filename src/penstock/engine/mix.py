@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import FAILED, STOPPED, Acknowledged, Delivery, Stream, not_a_place
@@ -121,8 +121,7 @@ class Mix(BaseLoader):
 
     def pass_after(self, place: MixPlace) -> MixPlace:
         """Return the start of the next pass; every loader that has an end is at the start of one of its own."""
-        left = self._left(place)
-        each = zip(self.loaders, place.loaders, left, strict=True)
+        each = zip(self.loaders, place.loaders, self._left(place), strict=True)
         begun = tuple(one if count is None else loader.next_pass_after(one) for loader, one, count in each)
         return MixPlace(self._deck.start_of(place.mark.pass_number + 1), begun, place.source)
 
@@ -189,9 +188,8 @@ class Mix(BaseLoader):
             deck.took(source)
             taken[source] += 1
             following = deck.next()
-        places = []
-        for loader, one, count in zip(self.loaders, place.loaders, taken, strict=True):
-            places.append(loader.place_after(one, count) or loader.pass_end(one) if count else one)
+        each = zip(self.loaders, place.loaders, taken, strict=True)
+        places = (loader.place_after(one, n) or loader.pass_end(one) if n else one for loader, one, n in each)
         found = MixPlace(deck.mark, tuple(places), source)
         return found if following is not None else self.pass_after(found)
 
@@ -212,8 +210,7 @@ class Mix(BaseLoader):
     @property
     def source(self) -> int | None:
         """Index of the loader that the last batch came from; None before the first one."""
-        found: int | None = self.place().source
-        return found
+        return cast("int | None", self.place().source)
 
     @property
     def columns(self) -> tuple[str, ...]:

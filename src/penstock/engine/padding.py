@@ -43,9 +43,8 @@ class Padding:
             for row in rows
         ]
         given = [array for array in arrays if array is not None]
-        shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in given), strict=True))
-        if not given:
-            shape = tuple(size or 0 for size in self.shape)
+        shapes = [array.shape for array in given] or [tuple(size or 0 for size in self.shape)]
+        shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
         dtype = self.dtype
         if dtype is None or not all(np.can_cast(array.dtype, dtype) for array in given if array.size):
             dtype = _common(given)  # a function of rows may change a field's dtype

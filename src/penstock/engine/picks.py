@@ -86,9 +86,7 @@ class Picks:
     def arena_index(self, arena: Records) -> NDArray[np.int64] | None:
         """Return the place of every row in the arena; None if some chunk is not there."""
         slots = np.array([chunk.slot for chunk in self.chunks], np.int64)
-        if not len(slots) or slots.min() < 0:
-            return None
-        return (slots * arena.slot_rows)[self._part] + self._rows
+        return (slots * arena.slot_rows)[self._part] + self._rows if len(slots) and slots.min() >= 0 else None
 
     def part_numbers(self) -> NDArray[np.intp] | None:
         """Return for each row the number of its chunk; None where there is only one."""

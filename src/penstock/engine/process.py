@@ -421,8 +421,7 @@ class _Server:
                 self._stages = cast("tuple[Stage, ...]", pickle.loads(self._payload))
             if any(stage.calls_user for stage in self._stages):
                 seed_globals((origin.seed, origin.epoch), origin.first)
-            memory = cast("SharedBlock", self._input).memory
-            gathered = [_unpack_gathered(memory, one) for one in columns]
+            gathered = [_unpack_gathered(cast("SharedBlock", self._input).memory, one) for one in columns]
             batch, lost = run_stages(self._stages, gathered, origin, self._pool)
             packer = Packer()
             forms = [(name, _pack_value(packer, values)) for name, values in batch.items()]
@@ -441,9 +440,8 @@ class _Server:
             if len(self._blocks[number]) >= num_bytes:
                 self._idle.remove(number)
                 return number, False
-        number = len(self._blocks)
-        if self._idle:  # all idle ones are too small: one of them makes room
-            number = self._idle.pop()
+        # Where blocks are idle they are all too small: one of them makes room.
+        number = self._idle.pop() if self._idle else len(self._blocks)
         self._blocks[number] = SharedBlock(max(4096, int(num_bytes * _GROW)))
         return number, True
 
@@ -459,8 +457,7 @@ def _pack_gathered(packer: Packer, one: Gathered) -> tuple[Any, ...]:
         return ("rows", packer.add(_pickled(one.rows)), None)
     cells = cast("Cells", one.cells)
     sizes = cells.stop - cells.start
-    if cells.valid is not None:
-        sizes = np.where(cells.valid, sizes, 0)
+    sizes = sizes if cells.valid is None else np.where(cells.valid, sizes, 0)
     stop = np.cumsum(sizes)
     data = np.empty(int(stop[-1]) if len(stop) else 0, np.uint8)
     for cell, end in zip(cells, stop.tolist(), strict=True):  # cells lie anywhere: each is copied separately

@@ -321,21 +321,25 @@ def prometheus_text(report: Report, labels: Mapping[str, str], bounds: Sequence[
         if not _NAME.match(label) or label.startswith("__") or label in ("le", "stage"):
             raise PlanError(f"{label!r} cannot be the name of a label here; use letters, digits and underscores")
     own = {label: str(text) for label, text in labels.items()}
-    lines: list[str] = []
-    for key, (name, help_text) in _COUNTERS.items():
-        lines += _metric(name, "counter", help_text, [(own, report.stats[key])])
     stages = [({**own, "stage": stage}, report.stats[f"{stage}_s"]) for stage in _STAGES]
-    lines += _metric("stage_seconds_total", "counter", "Seconds spent in each stage, summed over threads.", stages)
-    lines += _metric("skipped_rows_total", "counter", "Damaged rows left out.", [(own, report.num_skipped)])
-    lines += _metric(
-        "waiting_batches", "gauge", "Batches made that wait for the consumer.", [(own, report.num_waiting)]
-    )
-    lines += _metric("workers", "gauge", "Threads or processes.", [(own, report.workers)])
     metric, totals = "penstock_wait_seconds", list(itertools.accumulate(report.waits))
-    lines += [f"# HELP {metric} Seconds that the consumer waited for a batch.", f"# TYPE {metric} histogram"]
-    for bound, count in zip([*map(_number, bounds), "+Inf"], totals, strict=True):
-        lines.append(_sample(f"{metric}_bucket", {**own, "le": bound}, count))
-    lines += [_sample(f"{metric}_sum", own, report.stats["wait_s"]), _sample(f"{metric}_count", own, totals[-1])]
+    classes = zip([*map(_number, bounds), "+Inf"], totals, strict=True)
+    lines = [
+        *(
+            line
+            for key, (name, help_text) in _COUNTERS.items()
+            for line in _metric(name, "counter", help_text, [(own, report.stats[key])])
+        ),
+        *_metric("stage_seconds_total", "counter", "Seconds spent in each stage, summed over threads.", stages),
+        *_metric("skipped_rows_total", "counter", "Damaged rows left out.", [(own, report.num_skipped)]),
+        *_metric("waiting_batches", "gauge", "Batches made that wait for the consumer.", [(own, report.num_waiting)]),
+        *_metric("workers", "gauge", "Threads or processes.", [(own, report.workers)]),
+        f"# HELP {metric} Seconds that the consumer waited for a batch.",
+        f"# TYPE {metric} histogram",
+        *(_sample(f"{metric}_bucket", {**own, "le": bound}, count) for bound, count in classes),
+        _sample(f"{metric}_sum", own, report.stats["wait_s"]),
+        _sample(f"{metric}_count", own, totals[-1]),
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -122,9 +122,8 @@ class Draft:
 
     def units(self) -> NDArray[np.intp] | None:
         """Return which units of the batch as planned are left: rows, or windows that lack no row; None: all."""
-        if self.rows is None or self.origin.windows is None:
-            return self.rows
-        return np.flatnonzero(self._windows()[1])
+        whole = self.rows is None or self.origin.windows is None
+        return self.rows if whole else np.flatnonzero(self._windows()[1])
 
     def windows(self) -> NDArray[np.int64]:
         """Return the windows that lack no row, as numbers of the rows that are left."""

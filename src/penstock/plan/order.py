@@ -134,9 +134,8 @@ class Share:
     def dealt(self, num_left: int, rank: int) -> int:
         """Return the items dealt to `rank` when `num_left` items are left in the epoch, padding included."""
         even, rest = divmod(num_left, self.world)
-        if self.remainder == "drop":
-            return even
-        return even + (rest > 0 if self.remainder == "pad" else rank < rest)
+        more = {"drop": False, "pad": rest > 0, "uneven": rank < rest}
+        return even + more[self.remainder]
 
     def kept(self, num_left: int, rank: int) -> int:
         """Return the items that `rank` delivers: those dealt, without the tail that `drop_last` leaves out."""
@@ -182,9 +181,9 @@ class Cursor:
 
     def num_left(self, total_rows: int) -> int:
         """Return how many items of the epoch are left."""
-        if self.left is not None:
-            return sum(last - first for first, last in self.left)
-        return total_rows - (self.position or 0)
+        return (
+            total_rows - (self.position or 0) if self.left is None else sum(last - first for first, last in self.left)
+        )
 
     def check(self, order: Order, total_rows: int) -> None:
         """Raise StateMismatch unless this is a place in an epoch of `total_rows` under `order`."""

@@ -200,9 +200,8 @@ def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
     if cure is None or cure.factor > max(READ_FACTOR, WORTHWHILE * read_factor):
         return f"{what}, and no number of lanes helps: write more and smaller {sizes.part_noun}s, or use fewer ranks"
     lanes, world = plan.order.lanes or 1, plan.share.world
-    why = f"{lanes} lanes cut too many chunks"
-    if lanes % world:
-        why = f"{world} ranks do not divide {lanes} lane{'s' if lanes > 1 else ''}"
+    not_divided = f"{world} ranks do not divide {lanes} lane{'s' if lanes > 1 else ''}"
+    why = not_divided if lanes % world else f"{lanes} lanes cut too many chunks"
     text = f"{what}: {why}; start the run with lanes={cure.lanes}"
     if cure.shuffle_bytes > sizes.shuffle_bytes:
         text += f" and shuffle_bytes={-(-cure.shuffle_bytes // (1 << 20))} << 20"

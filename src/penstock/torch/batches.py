@@ -376,6 +376,4 @@ class _SentBatch(dict[str, Any]):
 def _arrived(packed: tuple[Any, ...], token: str, in_pass: int, on_board: bool) -> dict[str, Any]:
     """Return a batch in the process that receives it."""
     parcel, owner = Parcel(*packed), _instances.get(token)
-    if owner is None:
-        return Receiver().unpack(parcel, in_pass)
-    return owner.receive(parcel, in_pass, on_board=on_board)
+    return Receiver().unpack(parcel, in_pass) if owner is None else owner.receive(parcel, in_pass, on_board=on_board)

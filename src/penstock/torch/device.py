@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -131,8 +131,7 @@ class Mover:
 
     def copy(self, batch: Tensors) -> Tensors:
         """Return the batch on the device; a CUDA copy is only started."""
-        moved: Tensors = map_tensors(batch, lambda tensor: tensor.to(self._device))
-        return moved
+        return cast("Tensors", map_tensors(batch, lambda tensor: tensor.to(self._device)))
 
     def send(self, moved: Tensors, origin: Origin) -> Any:
         """Transform a batch on the device and return it for `receive`."""
@@ -143,8 +142,7 @@ class Mover:
 
     def receive(self, sent: Any) -> Tensors:
         """Return the batch for the consumer, who calls this."""
-        batch: Tensors = sent
-        return batch
+        return cast("Tensors", sent)
 
 
 class _PinnedSlot:
@@ -209,13 +207,11 @@ class CudaMover(Mover):
         map_tensors(batch, leaves.append)
         host = [tensor for tensor in leaves if tensor.device.type == "cpu"]
         layout = BufferLayout([tensor.numel() * tensor.element_size() for tensor in host])
-        memory = slot.claim(max(1, layout.num_bytes))
-        copied = copies(host, layout, memory, self._device)
+        copied = copies(host, layout, slot.claim(max(1, layout.num_bytes)), self._device)
         moved = {id(tensor): one for tensor, one in zip(host, copied, strict=True)}
         slot.copied = torch.cuda.Event(blocking=True)
         slot.copied.record(self._stream)
-        out: Tensors = map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor))
-        return out
+        return cast("Tensors", map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor)))
 
     def send(self, moved: Tensors, origin: Origin) -> _OnDevice:
         """Start the transform of a batch whose copies are started; returns before it is done."""

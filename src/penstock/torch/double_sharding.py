@@ -28,19 +28,16 @@ def check_sharded_once(batches: IterableDataset, rank: int, world: int, caller: 
         active = accelerate.GradientState().active_dataloader
         if active is not None and _holds(active.dataset, batches):
             count = accelerate.PartialState().num_processes
-    if count == 1:
-        return
-    raise PlanError(
-        f"Batches gives this process its part already (rank {rank} of {world}), and the prepared DataLoader would "
-        f"share that out among {count} processes again, so that most rows are lost; give accelerator.prepare() what "
-        "penstock.torch.loader(...) returns, which it leaves unchanged, or iterate the DataLoader without preparing it "
-        "(in a Trainer: return it from get_train_dataloader()); see docs/trainers.md"
-    )
+    if count != 1:
+        raise PlanError(
+            f"Batches gives this process its part already (rank {rank} of {world}), and the prepared DataLoader would "
+            f"share that out among {count} processes again, so that most rows are lost; give accelerator.prepare() "
+            "what penstock.torch.loader(...) returns, which it leaves unchanged, or iterate the DataLoader without "
+            "preparing it (in a Trainer: return it from get_train_dataloader()); see docs/trainers.md"
+        )
 
 
 def _holds(dataset: Any, batches: IterableDataset) -> bool:
     """Whether a dataset is `batches`, or one that wraps it."""
-    if dataset is batches:
-        return True
     inner = vars(dataset).values() if isinstance(dataset, IterableDataset) else ()
-    return any(isinstance(one, IterableDataset) and _holds(one, batches) for one in inner)
+    return dataset is batches or any(isinstance(one, IterableDataset) and _holds(one, batches) for one in inner)

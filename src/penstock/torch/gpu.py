@@ -137,10 +137,8 @@ def why_cpu(options: LoaderOptions, names: Collection[str]) -> str | None:
             return f"{name}= runs on the CPU, before the GPU decodes"
     if options.on_error == "skip":
         return "on_error='skip' skips rows on the CPU, before the GPU finds the damaged ones"
-    pad = options.pad
-    if pad is not None and not (isinstance(pad, Mapping) and not pad.keys() & set(names)):
-        return "pad= pads images on the CPU, before the GPU decodes"
-    return None
+    pads = options.pad is not None and not (isinstance(options.pad, Mapping) and options.pad.keys().isdisjoint(names))
+    return "pad= pads images on the CPU, before the GPU decodes" if pads else None
 
 
 def decode_on_gpu(

@@ -12,7 +12,7 @@ import hashlib
 import json
 import multiprocessing
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -83,8 +83,7 @@ class PassBoard:
         length = int(self._words[_LENGTH])
         if length < 0:
             raise ValueError(f"the state has more than {_TEXT_BYTES} bytes")
-        state: dict[str, Any] | None = json.loads(self._text[:length]) if length else None
-        return state
+        return cast("dict[str, Any]", json.loads(self._text[:length])) if length else None
 
     # -- iterations -----------------------------------------------------------------------------------------------
 
@@ -118,12 +117,9 @@ class PassBoard:
         return self._enter(worker, one)
 
     def _begun(self) -> list[BegunPass]:
-        found = []
-        for slot in range(_SLOTS):
-            number, word = int(self._words[_WHO + slot]) >> 32, int(self._words[_PASS + slot])
-            if number:
-                found.append(BegunPass(number, word >> _PASS_BITS, word & ((1 << _PASS_BITS) - 1)))
-        return found
+        slots = ((int(self._words[_WHO + slot]) >> 32, int(self._words[_PASS + slot])) for slot in range(_SLOTS))
+        in_pass = (1 << _PASS_BITS) - 1
+        return [BegunPass(number, word >> _PASS_BITS, word & in_pass) for number, word in slots if number]
 
     def _has_begun(self, worker: int, number: int) -> bool:
         return worker < _MOST_WORKERS and self._words[_begun_word(worker, number)] == number

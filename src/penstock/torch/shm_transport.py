@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ class Sender:
     """The blocks of a worker process. Batches are packed by the thread that feeds torch's queue."""
 
     def __init__(self) -> None:
-        self._blocks: list[Any] = []
+        self._blocks: dict[int, Any] = {}
         self._lock = threading.Lock()
 
     def pack(self, batch: dict[str, Any]) -> Parcel:
@@ -97,20 +97,15 @@ class Sender:
 
     def _claim(self, num_bytes: int) -> int | None:
         """Take a free block of that size and return its number; None if there are enough blocks and none is free."""
-        free = [number for number, block in enumerate(self._blocks) if not block[0]]
-        for number in free:
-            if len(self._blocks[number]) >= num_bytes:
-                self._blocks[number][0] = 1
-                return number
-        if not free and len(self._blocks) >= _MOST_BLOCKS:
-            return None
-        block = torch.empty(int(num_bytes * _GROW), dtype=torch.uint8).share_memory_()
-        block[0] = 1
-        if free:  # too small: batches have grown
-            self._blocks[free[0]] = block
-            return free[0]
-        self._blocks.append(block)
-        return len(self._blocks) - 1
+        free = [number for number, block in self._blocks.items() if not block[0]]
+        number = next((number for number in free if len(self._blocks[number]) >= num_bytes), None)
+        if number is None:
+            if not free and len(self._blocks) >= _MOST_BLOCKS:
+                return None
+            number = free[0] if free else len(self._blocks)  # a free one is too small: batches have grown
+            self._blocks[number] = torch.empty(int(num_bytes * _GROW), dtype=torch.uint8).share_memory_()
+        self._blocks[number][0] = 1
+        return number
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -157,5 +152,4 @@ class Receiver:
         def unpacked(one: PackedTensor) -> Any:
             return one.inside(base).clone() if one.num_bytes <= _SMALL_BYTES else one.inside(base)
 
-        out: dict[str, Any] = map_tensors(parcel.content, unpacked, PackedTensor)
-        return out
+        return cast("dict[str, Any]", map_tensors(parcel.content, unpacked, PackedTensor))

@@ -116,9 +116,8 @@ def _column(name: str, values: Any) -> tuple[Any, Any]:
         plain, _ = _column(name, values.data)
         return plain, torch.from_numpy(~np.ma.getmaskarray(values))
     if isinstance(values, np.ndarray):
-        if values.dtype.kind in "OUS":
-            return [_nested(name, value) for value in values.tolist()], None
-        return _tensor(name, values), None
+        nested = values.dtype.kind in "OUS"
+        return [_nested(name, value) for value in values.tolist()] if nested else _tensor(name, values), None
     if isinstance(values, list | tuple):
         return [_nested(name, value) for value in values], _ragged_mask(values)
     return _column(name, np.asarray(values))
@@ -127,9 +126,8 @@ def _column(name: str, values: Any) -> tuple[Any, Any]:
 def _ragged_mask(rows: Iterable[Any]) -> list[Any] | None:
     """Return a mask for each row (None for a null row) if an element of any row is null, else None."""
     rows = list(rows)
-    if not any(isinstance(row, np.ma.MaskedArray) and np.ma.getmaskarray(row).any() for row in rows):
-        return None
-    return [None if row is None else torch.from_numpy(~np.ma.getmaskarray(row)) for row in rows]
+    masked = any(isinstance(row, np.ma.MaskedArray) and np.ma.getmaskarray(row).any() for row in rows)
+    return [None if row is None else torch.from_numpy(~np.ma.getmaskarray(row)) for row in rows] if masked else None
 
 
 def _nested(name: str, value: Any) -> Any:

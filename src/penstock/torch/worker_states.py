@@ -62,9 +62,8 @@ class WorkerPasses:
         if self._is_running:
             self._stand_at(self._following, self._index)
         self.is_fresh, self._is_running = False, True
-        if self._start is None:
-            return None
-        return self._native.stream(start=self._start, every=(self._offset, self._count))
+        every = self._offset, self._count
+        return None if self._start is None else self._native.stream(start=self._start, every=every)
 
     def delivered(self) -> None:
         """Note that a batch was handed to the DataLoader."""

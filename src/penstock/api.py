@@ -10,7 +10,7 @@ import os
 import warnings
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
@@ -113,8 +113,7 @@ def _source_of(source: Any, columns: Iterable[Any] | None, options: dict[str, An
     if hasattr(source, "facts"):
         if given:
             raise TypeError(f"{next(iter(given))}= is for opening a URL; this source is open already")
-        taken: Source = source
-        return taken
+        return cast("Source", source)
     if not isinstance(source, str):
         check_path(source)
     has_scheme = isinstance(source, str) and "://" in source

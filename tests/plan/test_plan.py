@@ -23,7 +23,7 @@ def plan_of(counts, *, world=1, row_bytes=1000, shuffle_bytes=1 << 30, lanes=Non
         order=order,
         cursor=Cursor.start(0, order, int(counts.sum())),
         share=Share(0, world, 256, remainder, False),
-        sizes=Sizes(row_bytes, row_bytes, 2 * row_bytes, shuffle_bytes, "row group"),
+        sizes=Sizes(row_bytes, row_bytes, shuffle_bytes, "row group"),
         least_memory=lambda plan: plan.window_rows() * row_bytes,
     )
 
@@ -48,7 +48,7 @@ def test_a_plan_prints_what_will_happen():
 @given(case=cases())
 @settings(max_examples=depth(50, 500), deadline=None)
 def test_any_plan_can_be_printed(case):
-    share, sizes = case.share(case.world - 1), Sizes(8, 8, 8, 500, "row group")
+    share, sizes = case.share(case.world - 1), Sizes(8, 8, 500, "row group")
     plan = make_plan(
         case.counts, order=case.order, cursor=case.cursor, share=share, sizes=sizes, least_memory=EpochPlan.window_rows
     )

@@ -71,7 +71,7 @@ class TrainingRun:
         """Return the plan of a shuffled run over such row groups."""
         chosen = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=self.shuffle_bytes, lanes=lanes)
         order = Order("lanes", 0, chosen.lanes, chosen.block)
-        sizes = Sizes(row_bytes, row_bytes, row_bytes, self.shuffle_bytes, "row group")
+        sizes = Sizes(row_bytes, row_bytes, self.shuffle_bytes, "row group")
         share = Share(0, self.world, self.batch_size, "drop", False)
         cursor = Cursor.start(0, order, int(counts.sum()))
         return make_plan(

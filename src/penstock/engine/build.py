@@ -267,9 +267,11 @@ class Builder:
 
     def _ready(self, columns: list[Gathered]) -> dict[str, NDArray[Any]] | None:
         """Return the columns of a span if nothing is left to do with them, as `_columns_of`."""
-        if len(self.stages) > 1 or any(one.values is None or one.valid is not None for one in columns):
-            return None
-        if any(column.masked for column in self.columns):
+        if (
+            len(self.stages) > 1
+            or any(one.values is None or one.valid is not None for one in columns)
+            or any(column.masked for column in self.columns)
+        ):
             return None
         ready: dict[str, Any] = {column.name: one.values for column, one in zip(self.columns, columns, strict=True)}
         return ready

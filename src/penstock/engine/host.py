@@ -15,10 +15,8 @@ _LOCAL_WORLDS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRA
 
 def ranks_here() -> int:
     """Return how many ranks share this host according to the launcher, else 1."""
-    for name in _LOCAL_WORLDS:
-        if os.environ.get(name, "").isdigit():
-            return max(1, int(os.environ[name]))
-    return 1
+    found = (os.environ.get(name, "") for name in _LOCAL_WORLDS)
+    return max(1, next((int(text) for text in found if text.isdigit()), 1))
 
 
 def cores() -> int:
@@ -36,11 +34,8 @@ def cores() -> int:
 
 def memory_limit() -> int | None:
     """Return the bytes that this process may use: the cgroup's limit or the machine's memory, whichever is less."""
-    limits = []
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _read(name)
-        if text and text.isdigit():
-            limits.append(int(text))
+    texts = map(_read, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    limits = [int(text) for text in texts if text and text.isdigit()]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=None)

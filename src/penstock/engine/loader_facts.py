@@ -277,9 +277,7 @@ def describe(inputs: Inputs, order: Order, cursor: Cursor, share: Share, options
     """Return what `share.rank` will do from `cursor` on."""
     from penstock.plan.plan import Sizes, make_plan  # here: few runs are described
 
-    sizes = Sizes(
-        inputs.row_bytes, inputs.held_bytes, inputs.decoded_bytes, options.shuffle_bytes, inputs.source.facts.part_noun
-    )
+    sizes = Sizes(inputs.row_bytes, inputs.held_bytes, options.shuffle_bytes, inputs.source.facts.part_noun)
 
     def least(plan: EpochPlan) -> int:
         window_bytes = inputs.items.visits(plan.visits).most_rows(inputs.held_chunk_bytes)

@@ -155,8 +155,7 @@ def columns_given(loader: BaseLoader, index: int) -> Given | None:
         SchemaError: its first rows could not be loaded to see what its transform makes of them.
     """
     if not isinstance(loader, Loader):
-        given: Given = cast("Any", loader).agreed.columns  # of a mix inside the mix
-        return given
+        return cast("Given", cast("Any", loader).agreed.columns)  # of a mix inside the mix
     if any(isinstance(stage, Transform | SpecStage | Fold) for stage in loader.stages):
         # Only a batch tells: the first one in stored order, made in this thread from a row group or two.
         try:
@@ -175,11 +174,14 @@ def columns_given(loader: BaseLoader, index: int) -> Given | None:
         }
         return {name: (_nulls_like(name, values), stacked.get(name)) for name, values in batch.items()}
     pads, names = padded_columns(loader.stages), output_columns(loader.stages) or []
-    columns = [column for column in loader._inputs.columns if column.name in names]
-    found: dict[str, tuple[Nulls, bool | None]] = {}
-    for column in columns:
-        masked = column.masked if column.form in ("fixed", "cells") and column.name not in pads else None
-        found[column.name] = _nulls_of(column, pads.get(column.name)), masked
+    found: dict[str, tuple[Nulls, bool | None]] = {
+        one.name: (
+            _nulls_of(one, pads.get(one.name)),
+            one.masked if one.form in ("fixed", "cells") and one.name not in pads else None,
+        )
+        for one in loader._inputs.columns
+        if one.name in names
+    }
     return found | {MASK: (_all_valid, None)} if loader.pads else found
 
 

@@ -109,11 +109,10 @@ def _values(builder: Builder, index: int) -> Any:
     found = builder.read(index, last=True)
     if isinstance(found, LostChunk):
         raise found.error
-    num_rows = found.num_rows
-    rows = Runs([found], [(0, num_rows)], views=False)
+    rows = Runs([found], [(0, found.num_rows)], views=False)
     try:
         gathered = gather(rows, builder.columns, builder.pool, None, skip=False)
-        batch, _ = run_stages(builder.stages, gathered, BatchOrigin(0, 0, num_rows), builder.pool)
+        batch, _ = run_stages(builder.stages, gathered, BatchOrigin(0, 0, found.num_rows), builder.pool)
     except CellLost as error:
         raise builder.locator.decode_error(index, error.row, error) from error.__cause__
     return batch[builder.columns[0].name]

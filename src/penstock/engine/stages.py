@@ -380,6 +380,5 @@ def checked(result: Any, num_rows: int, label: str) -> Batch:
 
 
 def _folded(values: Any, windows: NDArray[np.int64]) -> Any:
-    if isinstance(values, list):
-        return [[values[row] for row in line] for line in windows.tolist()]
-    return values[windows]
+    is_list = isinstance(values, list)
+    return [[values[row] for row in line] for line in windows.tolist()] if is_list else values[windows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -57,8 +57,7 @@ class Draws:
         weights = np.where(among, self.weights, 0.0)
         ends = np.cumsum(weights / weights.max())  # not np.sum, whose order of adding is not promised
         fraction = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        picks: NDArray[np.int64] = np.searchsorted(ends, fraction * ends[-1], side="right")
-        return picks
+        return cast("NDArray[np.int64]", np.searchsorted(ends, fraction * ends[-1], side="right"))
 
 
 class Mark(NamedTuple):

@@ -168,14 +168,12 @@ FEW_CHUNKS = 8
 
 
 class Sizes(NamedTuple):
-    """Bytes of a row in its three forms and of the shuffle buffer, and the noun for advice."""
+    """Bytes of a row as stored and as it waits, bytes of the shuffle buffer, and the noun for advice."""
 
     row_bytes: float
     """All columns in memory as they are stored: what decides the lanes of a fresh run."""
     read_row_bytes: float
     """The columns of this run as they wait in the shuffle buffer."""
-    decoded_row_bytes: float
-    """The columns of this run in a batch."""
     shuffle_bytes: int
     """The shuffle buffer of the whole job."""
     part_noun: str

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cached_property
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -100,8 +100,7 @@ def _within(values: NDArray[Any], limit: Any) -> NDArray[np.bool_]:
         return np.full(num_pairs, limit >= 0)
     # Modulo 2^64 the difference of two ordered numbers is right even where it does not fit the signed type.
     bits = values.astype(np.int64, copy=False).view(np.uint64) if values.dtype.kind == "i" else values.astype(np.uint64)
-    close: NDArray[np.bool_] = np.diff(bits) <= np.uint64(math.floor(limit))
-    return close
+    return np.diff(bits) <= np.uint64(math.floor(limit))
 
 
 def _objects(values: NDArray[Any], threshold: Any) -> Neighbours:
@@ -307,8 +306,7 @@ class WindowTable:
 
     def _line_rows(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
         run = np.searchsorted(self.run_offsets, windows, side="right") - 1
-        rows: NDArray[np.int64] = self.run_starts[run] + (windows - self.run_offsets[run]) * self.step
-        return rows
+        return cast("NDArray[np.int64]", self.run_starts[run] + (windows - self.run_offsets[run]) * self.step)
 
     def _chunk_of(self, line_rows: NDArray[np.int64]) -> NDArray[np.int64]:
         # Of several chunks that begin at one row all but the last are empty.
@@ -362,8 +360,7 @@ def _rank(
         return np.zeros(len(line_rows), np.int64)
     run = np.maximum(np.searchsorted(run_starts, line_rows, side="left") - 1, 0)
     inside = np.maximum(-(-(line_rows - run_starts[run]) // step), 0)
-    before: NDArray[np.int64] = np.minimum(run_offsets[run] + inside, run_offsets[run + 1])
-    return before
+    return cast("NDArray[np.int64]", np.minimum(run_offsets[run] + inside, run_offsets[run + 1]))
 
 
 class _Rows(NamedTuple):

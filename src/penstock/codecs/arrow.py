@@ -68,9 +68,7 @@ def objects(array: pa.Array, kind: Objects) -> NDArray[np.object_] | list[Any]:
     Raises:
         CellError: A value cannot be converted to the kind; carries its row.
     """
-    if kind.as_list:
-        return _rows(array, kind.item)
-    return _object_array(_cells(array, kind.item))
+    return _rows(array, kind.item) if kind.as_list else _object_array(_cells(array, kind.item))
 
 
 def _object_array(values: list[Any] | NDArray[np.object_]) -> NDArray[np.object_]:

@@ -128,9 +128,7 @@ def _dictionary(array: pa.Array, kind: Fixed) -> Stacked:
     if inner is not None:
         inner = inner[rows]
         valid = inner if valid is None else inner & _widened(valid, inner)
-    if valid is None or valid.all():
-        return values[rows], None
-    return _filled(values[rows], valid)
+    return _filled(values[rows], None if valid is None or valid.all() else valid)
 
 
 def _extension(array: pa.Array, kind: Fixed) -> Stacked:

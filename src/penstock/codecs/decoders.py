@@ -10,12 +10,12 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -237,18 +237,16 @@ def _decode_pillow(cell: bytes, found: str) -> NDArray[Any]:
 
 def _encode_simplejpeg(pixels: NDArray[Any], _kind: str, quality: int) -> bytes:
     grey = pixels.ndim == 2
-    file: bytes = library("simplejpeg").encode_jpeg(
-        pixels[..., None] if grey else pixels,
-        quality=quality,
-        colorspace="GRAY" if grey else "RGB",
-        colorsubsampling="Gray" if grey else "420",
-        fastdct=False,
+    return cast(
+        "bytes",
+        library("simplejpeg").encode_jpeg(
+            pixels[..., None] if grey else pixels,
+            quality=quality,
+            colorspace="GRAY" if grey else "RGB",
+            colorsubsampling="Gray" if grey else "420",
+            fastdct=False,
+        ),
     )
-    return file
-
-
-def _encode_imagecodecs(pixels: NDArray[Any], _kind: str, _quality: int) -> bytes:
-    return bytes(library("imagecodecs").png_encode(pixels))
 
 
 def _encode_cv2(pixels: NDArray[Any], kind: str, quality: int) -> bytes:
@@ -274,9 +272,9 @@ _DECODERS = {
     "cv2": _decode_cv2,
     "PIL.Image": _decode_pillow,
 }
-_ENCODERS = {
+_ENCODERS: dict[str, Callable[[NDArray[Any], str, int], bytes]] = {
     "simplejpeg": _encode_simplejpeg,
-    "imagecodecs": _encode_imagecodecs,
+    "imagecodecs": lambda pixels, _kind, _quality: bytes(library("imagecodecs").png_encode(pixels)),
     "cv2": _encode_cv2,
     "PIL.Image": _encode_pillow,
 }

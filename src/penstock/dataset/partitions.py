@@ -7,6 +7,7 @@ that Penstock wrote store the types of their partition columns; for others the t
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -98,13 +99,11 @@ def find_partitions(files: Sequence[DataFile]) -> dict[str, Partition]:
 
     They are those that the catalog gives, or else the keys of the folders in the path.
     """
-    by_folder: dict[str, Mapping[str, str | None]] = {}
-    found: list[Mapping[str, str | None]] = []
-    for file in files:
-        folder = file.relative.rpartition("/")[0]
-        if file.constants is None and folder not in by_folder:
-            by_folder[folder] = keys_of(f"{folder}/")
-        found.append(by_folder[folder] if file.constants is None else file.constants)
+    of_folder = functools.cache(keys_of)
+    found = [
+        of_folder(f"{file.relative.rpartition('/')[0]}/") if file.constants is None else file.constants
+        for file in files
+    ]
     names = dict.fromkeys(key for keys in {id(keys): keys for keys in found}.values() for key in keys)
     return {name: _typed(name, [keys.get(name) for keys in found]) for name in names}
 

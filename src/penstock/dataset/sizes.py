@@ -85,18 +85,15 @@ def variable_bytes(group: StoredRowGroup, name: str) -> float:
     if chunks.spelled_out[group.number, leaves].all():
         return footer + VALIDITY_BYTES
     try:
-        return attempt(lambda: _weigh(group, name, footer), group.url)
+        if footer * group.num_rows <= _WHOLE_BYTES:
+            return attempt(lambda: _measure(group, name, group.num_rows), group.url)
+        return max(footer, attempt(lambda: _measure(group, name, _SAMPLE_ROWS), group.url))
     except StoreError:
         raise
     except READ_ERRORS:
         if group.cached is not None:  # may hold bad bytes, or the file was touched
             return variable_bytes(replace(group, cached=None), name)
         return footer + VALIDITY_BYTES  # damaged: reported when it is read
-
-
-def _weigh(group: StoredRowGroup, name: str, footer: float) -> float:
-    whole = footer * group.num_rows <= _WHOLE_BYTES
-    return _measure(group, name, group.num_rows) if whole else max(footer, _measure(group, name, _SAMPLE_ROWS))
 
 
 def _measure(group: StoredRowGroup, name: str, num_rows: int) -> float:

@@ -209,9 +209,7 @@ def _scalar(dtype: Any = None, data: Any = b"") -> Any:
     kind = _dtype(dtype)
     if not isinstance(raw, bytes) or kind is None or (kind.itemsize != len(raw)):
         raise MetadataError(f"damaged pickle: a NumPy scalar of {_kind(dtype)}")
-    if not raw:  # an empty text or no bytes
-        return kind.type()
-    return np.frombuffer(raw, kind)[0]
+    return np.frombuffer(raw, kind)[0] if raw else kind.type()  # an empty text or no bytes
 
 
 def _dtype(made: Any) -> np.dtype[Any] | None:

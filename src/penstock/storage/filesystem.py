@@ -15,7 +15,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from penstock.errors import BadFile, DatasetNotFound, StoreUnavailable
 from penstock.storage.faults import attempt
-from penstock.storage.urls import file_url_path, first_request, resolve_url, to_arrow_filesystem, url_of
+from penstock.storage.urls import answering, file_url_path, resolve_url, to_arrow_filesystem, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,7 +94,8 @@ def first_look(fs: FileSystem, path: str, source: Any) -> Any:
     """
     if isinstance(fs, LocalFileSystem):
         return attempt(lambda: fs.get_file_info(path), path)
-    return first_request(fs, path, os.fspath(source))
+    with answering(url := os.fspath(source)):
+        return attempt(lambda: fs.get_file_info(path), url)
 
 
 def look(fs: FileSystem, paths: list[str]) -> list[Any]:

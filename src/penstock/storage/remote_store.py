@@ -272,9 +272,6 @@ class _RangeFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
-
     def close(self) -> None:
         self._held.clear()
         super().close()

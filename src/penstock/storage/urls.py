@@ -18,7 +18,6 @@ from pyarrow.fs import FileSystem, LocalFileSystem
 
 from penstock.errors import DatasetNotFound, PenstockError, PenstockWarning, StoreUnavailable
 from penstock.storage.fault_kinds import store_error
-from penstock.storage.faults import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +69,7 @@ def to_arrow_filesystem(filesystem: Any) -> FileSystem:
 def resolve_url(url: str, options: dict[str, Any]) -> tuple[FileSystem, str]:
     """Return the filesystem of a URL of a remote store, and the path on it; `options` go to fsspec."""
     scheme = urlsplit(url).scheme
-    with _answering(url):
+    with answering(url):
         try:
             import fsspec
 
@@ -139,14 +138,9 @@ def url_of(fs: FileSystem, path: str) -> str:
     return f"{_SCHEMES[fs.type_name]}://{path}" if fs.type_name in _SCHEMES else path
 
 
-def first_request(fs: FileSystem, path: str, url: str) -> Any:
-    """Return the FileInfo of a path on a remote store; warns if that takes long. See `filesystem.first_look`."""
-    with _answering(url):
-        return attempt(lambda: fs.get_file_info(path), url)
-
-
 @contextmanager
-def _answering(url: str) -> Iterator[None]:
+def answering(url: str) -> Iterator[None]:
+    """Make the first requests to a remote store: a warning says if they take long, their errors name the URL."""
     text = (
         f"{url} has not answered for {_SLOW_S:g} s, still waiting: without a network or credentials the library that "
         "asks it may try for minutes"

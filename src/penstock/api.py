@@ -383,6 +383,5 @@ def load(dataset: Dataset, options: LoaderOptions) -> Loader:
         if not callable(function):
             found = type(function).__name__
             raise PlanError(f"transform must be a function of the batch, or a list of such functions; got {found}")
-    if options.window is None and spec is None and dataset._late is None:
-        return Loader(dataset.inputs(), options)
-    return dataset._special_loader(options, spec)
+    plain = options.window is None and spec is None and dataset._late is None
+    return Loader(dataset.inputs(), options) if plain else dataset._special_loader(options, spec)

@@ -248,12 +248,12 @@ def make_chunk(
     if table is not None and rows is None:
         return Chunk(index, table.num_rows, table.get_total_buffer_size(), tuple(parts), nulls, damaged=damaged)
     num_rows = len(stored[0]) if rows is None else len(rows)
-    num_bytes = 0
-    for one in stored:
-        if isinstance(one, Cells):
-            num_bytes += sum(part.nbytes for part in one.parts) + one.start.nbytes + one.stop.nbytes
-        else:
-            num_bytes += one.get_total_buffer_size()
+    num_bytes = sum(
+        sum(part.nbytes for part in one.parts) + one.start.nbytes + one.stop.nbytes
+        if isinstance(one, Cells)
+        else one.get_total_buffer_size()
+        for one in stored
+    )
     return Chunk(index, num_rows, num_bytes, tuple(parts), nulls, damaged=damaged)
 
 

@@ -379,9 +379,8 @@ class Setup:
         inputs = self.inputs
         room, rest = int(budget * _RETAIN_SHARE), int(budget * (1 - _RETAIN_SHARE))
         all_bytes = int(inputs.held_chunk_bytes.sum())
-        if self.options.epochs == 1 or all_bytes > room:
-            return None
-        return None if needs.window_bytes + needs.read_bytes > rest else Shelf(room, inputs.slack, pool)
+        fits = all_bytes <= room and needs.window_bytes + needs.read_bytes <= rest
+        return Shelf(room, inputs.slack, pool) if fits and self.options.epochs != 1 else None
 
     def _make_residency(self, budget: int, shelf: Shelf | None, *, shuffled: bool) -> Residency:
         inputs = self.inputs

@@ -181,7 +181,7 @@ def test_two_columns_of_one_name_are_refused(spark, cache) -> None:
 
 
 def test_columns_that_differ_by_case_only_are_refused(spark, cache) -> None:
-    with pytest.raises(SchemaError, match=r"'id' and 'ID' differ by case only.*rename one"):
+    with pytest.raises(SchemaError, match=r"'id' and 'ID' differ only by case.*rename one"):
         make_spark_converter(spark.range(5).selectExpr("id", "id + 1 as ID"))
     assert not cache.exists() or list(cache.iterdir()) == []
 

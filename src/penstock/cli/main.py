@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InternalError, PenstockError, PenstockWarning, printable
@@ -114,18 +115,13 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+def _whole(least: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
     return int(text)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
+_count, _positive = partial(_whole, 0), partial(_whole, 1)
 _URL: dict[str, dict[str, Any]] = {
     "url": {"nargs": "+", "metavar": "URL", "help": "folder, file or pattern: a path or any URL that fsspec knows"},
 }

@@ -84,6 +84,12 @@ def fill_value(dtype: np.dtype[Any]) -> Any:
     return dtype.type(np.nan if dtype.kind in "fc" else 0)
 
 
+def fill_masked(values: Any) -> NDArray[Any]:
+    """Return a masked array's data, filled below the mask: with its own fill value, else ours, not NumPy's 999999."""
+    own = getattr(values, "_fill_value", None) is not None or values.dtype.kind == "O"
+    return cast("NDArray[Any]", values.filled() if own else values.filled(fill_value(values.dtype)))
+
+
 def _filled(values: NDArray[Any], valid: NDArray[np.bool_] | None) -> Stacked:
     """Put the fill under the nulls, in a copy."""
     if valid is None:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.codecs.arrow_kinds import form_of
-from penstock.dataset.catalog import FileCatalog
+from penstock.dataset.catalog import DataFile, FileCatalog
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, read_common_metadata
 from penstock.dataset.footers import read_footer
 from penstock.dataset.parquet import ParquetFormat
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.dataset.catalog import DataFile
     from penstock.dataset.footers import Footer
     from penstock.dataset.scan import Scan
 
@@ -167,8 +166,6 @@ def _with_side_files(good: list[FileFacts], bad: list[tuple[str, str]], first: D
 
 
 def _summary_rows(first: DataFile) -> dict[str, list[int]]:
-    from penstock.dataset.catalog import DataFile
-
     try:
         footer = read_footer(DataFile(first.root, SUMMARY_METADATA, None))
         groups = zip(footer.chunks.file_paths, footer.part_rows, strict=True)

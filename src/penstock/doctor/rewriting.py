@@ -8,6 +8,7 @@ never decoded, so a JPEG keeps its bytes. The source is not changed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import tempfile
@@ -240,15 +241,10 @@ class StoredRows:
         return self.num_rows * self.source.row_bytes()
 
     def _schema(self) -> pa.Schema:
-        merged: pa.Schema | None = None
-        for file in range(len(self._files)):
-            found = self.source.footer(file).arrow.schema.to_arrow_schema().remove_metadata()
-            if merged is None:
-                merged = found
-            elif not merged.equals(found):
-                merged = merge_schemas(merged, found)
-        fields = [field.with_type(decoded(field.type)) for field in merged or ()]
-        fields += [self.source.facts.arrow_schema.field(name) for name in self.partitions]
+        footers = (self.source.footer(file).arrow.schema for file in range(len(self._files)))
+        schemas = (footer.to_arrow_schema().remove_metadata() for footer in footers)
+        merged = functools.reduce(lambda one, other: one if one.equals(other) else merge_schemas(one, other), schemas)
+        fields = [*merged, *(self.source.facts.arrow_schema.field(name) for name in self.partitions)]
         return pa.schema([field.with_type(decoded(field.type)) for field in fields])
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -187,10 +187,8 @@ def poorly_mixed(plan: Plan) -> bool:
 
 
 def _exact_size(number: int) -> str:
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if number % (1 << power) == 0:
-            return f"{number >> power}{unit}"
-    return str(number)
+    units = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, ""))
+    return next(f"{number >> power}{unit}" for power, unit in units if number % (1 << power) == 0)
 
 
 SAMPLES, SAMPLE_ROWS = 8, 256

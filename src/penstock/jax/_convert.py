@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from penstock.codecs.arrow_fixed import fill_value
+from penstock.codecs.arrow_fixed import fill_masked
 from penstock.engine.rank import FoundRank, announce
 from penstock.errors import ColumnNotFound, PlanError, SchemaError, close_names
 from penstock.nulls import check_nulls
@@ -77,7 +77,7 @@ class Convert:
             return values, self._host_mask(name, values)
         valid: NDArray[np.bool_] | None = None
         if masked:
-            valid, values = ~np.ma.getmaskarray(values), _filled(values)
+            valid, values = ~np.ma.getmaskarray(values), fill_masked(values)
         elif name in self.masks.always:
             valid = np.ones(values.shape, np.bool_)
         if valid is not None and self.masks.refuse and name not in self.masks.always:
@@ -109,12 +109,6 @@ class Convert:
         )
 
 
-def _filled(values: Any) -> NDArray[Any]:
-    """Return a masked array's data, filled below the mask: with its own fill value, else ours, not NumPy's 999999."""
-    own = getattr(values, "_fill_value", None) is not None or values.dtype.kind == "O"
-    return cast("NDArray[Any]", values.filled() if own else values.filled(fill_value(values.dtype)))
-
-
 def _holds_null(values: Any) -> bool:
     """Tell whether there is a null among values, at any depth."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
@@ -140,9 +134,8 @@ def narrowed(name: str, values: NDArray[Any]) -> NDArray[Any]:
     """
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
-    if values.dtype.kind not in "iufc" or values.dtype.itemsize < 8 or jax.config.jax_enable_x64:
-        return values
-    if values.dtype.kind == "c" and values.dtype.itemsize == 8:
+    is_wide = values.dtype.kind in "iufc" and values.dtype.itemsize > (8 if values.dtype.kind == "c" else 4)
+    if not is_wide or jax.config.jax_enable_x64:
         return values
     to: np.dtype[Any] = np.dtype({"i": np.int32, "u": np.uint32, "f": np.float32, "c": np.complex64}[values.dtype.kind])
     if to.kind in "iu":
@@ -361,10 +354,6 @@ def refuse_missing(option: str, names: Iterable[str], known: Iterable[str]) -> N
 
 def _stacked(native: BaseLoader) -> frozenset[str]:
     """Return the columns on the device that may hold nulls; what stays on the host tells its nulls itself."""
-    found: set[str] = set()
-    for loader in native.inside():
-        for one in loader.output_columns():
-            on_device = one.read is None or one.read.form in ("fixed", "cells")
-            if one.nullable and one.padding is None and on_device:
-                found.add(one.name)
-    return frozenset(found)
+    columns = [one for loader in native.inside() for one in loader.output_columns()]
+    on_device = [one for one in columns if one.read is None or one.read.form in ("fixed", "cells")]
+    return frozenset(one.name for one in on_device if one.nullable and one.padding is None)

@@ -168,10 +168,6 @@ def _function(fn: Any) -> Callable[[str, str], object]:
     return fn  # type: ignore[no-any-return]
 
 
-def _label(fn: Any) -> str:
-    return str(fn[0]) if isinstance(fn, list | tuple) else getattr(fn, "__name__", type(fn).__name__)
-
-
 MOST_SHOWN = 20
 """Failures that a message lists; the report has them all."""
 

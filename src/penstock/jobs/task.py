@@ -93,10 +93,8 @@ def failure(error: BaseException) -> Outcome:
 def _apply(job: FileJob, task: Attempt) -> None:
     store, scratch = job.store, job.scratch
     with contextlib.ExitStack() as places:
-        if job.stage or is_local(store, task.input):
-            source = places.enter_context(near(store, task.input, scratch))
-        else:
-            source = task.input
+        is_near = job.stage or is_local(store, task.input)
+        source = places.enter_context(near(store, task.input, scratch)) if is_near else task.input
         if job.stage or is_local(store, task.output):
             target = places.enter_context(committed(store, task.output, scratch, job.token))
         else:

@@ -46,10 +46,9 @@ def windows_of(batch: Mapping[str, Any], windows: Any, types: Mapping[int, StepT
     for begin in range(0, len(windows), _SOME_WINDOWS):
         lines = windows[begin : begin + _SOME_WINDOWS]
         used, lines = np.unique(lines, return_inverse=True)
-        if used[-1] - used[0] + 1 == len(used):  # views of neighbours: images are not copied
-            some = {name: values[used[0] : used[-1] + 1] for name, values in batch.items()}
-        else:
-            some = {name: take_rows(values, used) for name, values in batch.items()}
+        near = slice(used[0], used[-1] + 1) if used[-1] - used[0] + 1 == len(used) else None
+        # Views of neighbours: images are not copied.
+        some = {name: values[near] if near else take_rows(values, used) for name, values in batch.items()}
         steps = [
             (step, list(rows_of(some, make.names, make.type)) if make.names else [make.type()] * len(used))
             for step, make in sorted(types.items())
@@ -105,14 +104,12 @@ def _texts(values: NDArray[np.object_]) -> NDArray[Any]:
     if not len(values) or not all(type(value) is str for value in values):
         return values
     lengths = [len(value) for value in values]
-    if 4 * max(lengths) * len(values) > max(_MOST_TEXT_BYTES, 16 * sum(lengths)):
-        return values
-    return values.astype(np.str_)
+    is_padding = 4 * max(lengths) * len(values) > max(_MOST_TEXT_BYTES, 16 * sum(lengths))
+    return values if is_padding else values.astype(np.str_)
 
 
 def _nanoseconds(values: NDArray[Any]) -> NDArray[Any]:
     """Return times in nanoseconds, or unchanged if that would overflow."""
     found = values[~np.isnat(values)]
-    if len(found) and not (np.datetime64("1678") < found.min() and found.max() < np.datetime64("2262")):
-        return values
-    return values.astype("M8[ns]")
+    fits = not len(found) or (np.datetime64("1678") < found.min() and found.max() < np.datetime64("2262"))
+    return values.astype("M8[ns]") if fits else values

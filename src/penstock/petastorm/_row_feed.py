@@ -8,6 +8,7 @@ whole deliveries; other readers are iterated item by item. Knows no framework an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -150,11 +151,7 @@ class RowFeed:
         return self._take_batch(self._items) if self.is_batched else self._take_rows(self._items)
 
     def _take_rows(self, items: Iterator[Any]) -> RowBlock | None:
-        rows: list[Columns] = []
-        for item in items:
-            rows.append(self._flat(item))
-            if len(rows) == self._size:
-                break
+        rows = [self._flat(item) for item in islice(items, self._size)]
         if not rows:
             return None
         return RowBlock({name: [row[name] for row in rows] for name in rows[0]}, len(rows))

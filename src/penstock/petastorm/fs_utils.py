@@ -75,9 +75,7 @@ class FilesystemResolver:
 
 def get_dataset_path(parsed_url: Any) -> str:
     """Return the path of a parsed URL: the path itself for file and hdfs, `bucket/path` for stores."""
-    if parsed_url.scheme in ("file", "hdfs"):
-        return str(parsed_url.path)
-    return f"{parsed_url.netloc}{parsed_url.path}"
+    return str(parsed_url.path) if parsed_url.scheme in ("file", "hdfs") else f"{parsed_url.netloc}{parsed_url.path}"
 
 
 def get_filesystem_and_path_or_paths(

@@ -49,9 +49,8 @@ def _value(field: UnischemaField, rng: np.random.Generator) -> Any:
 
 
 def _stored(field: UnischemaField) -> Any:
-    if field.codec is None:
-        return default_storage_type(field.numpy_dtype, name=field.name)
-    return storage_type(field.codec, field)
+    codec = field.codec
+    return default_storage_type(field.numpy_dtype, name=field.name) if codec is None else storage_type(codec, field)
 
 
 def _scalar(field: UnischemaField, rng: np.random.Generator) -> Any:

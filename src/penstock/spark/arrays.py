@@ -11,11 +11,12 @@ numbers become columns all at once. `write/cells.py` defines what a value may be
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from io import BytesIO
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -147,11 +148,10 @@ def _is_raw(column: pa.Array, field: UnischemaField) -> bool:
 
 
 def _raw_bytes(field: UnischemaField) -> int:
+    """Return the bytes of an array of this field; 0 if they are unknown."""
     kind = field.numpy_dtype
     plain = isinstance(kind, type) and issubclass(kind, np.number | np.bool_)
-    if not plain or None in field.shape:
-        return 0
-    return int(math.prod(size or 0 for size in field.shape) * np.dtype(kind).itemsize)
+    return int(math.prod(size or 0 for size in field.shape)) * np.dtype(kind).itemsize if plain else 0
 
 
 # -- lists ---------------------------------------------------------------------------------------------------------
@@ -205,16 +205,14 @@ def _leaf_values(leaf: pa.Array, starts: list[NDArray[np.int64]], field: Unische
     """Return the values in the field's dtype; floats may be rounded, but no number becomes another, or infinite."""
     kind = field.numpy_dtype
     if not (isinstance(kind, type) and issubclass(kind, np.number | np.bool_ | np.str_ | np.bytes_)):
-        others: NDArray[Any] = leaf.to_numpy(zero_copy_only=False)
-        return others
+        return cast("NDArray[Any]", leaf.to_numpy(zero_copy_only=False))
     dtype = np.dtype(kind)
     if not len(leaf):
         return np.empty(0, dtype)
     if form_of(leaf.type) not in _FORMS.get(dtype.kind, _NUMBERS):
         raise _misfit(leaf, field, first, "values are not converted to another kind")
     if dtype.kind in "US":
-        texts: NDArray[Any] = leaf.to_numpy(zero_copy_only=False).astype(kind)
-        return texts
+        return cast("NDArray[Any]", leaf.to_numpy(zero_copy_only=False).astype(kind))
     made, lost = _as_numbers(leaf, dtype, field, first)
     if lost is not None and lost.any():
         index = int(lost.argmax())
@@ -270,9 +268,8 @@ def _uniform(starts: list[NDArray[np.int64]]) -> tuple[int, ...] | None:
 def _shaped(sizes: tuple[int, ...], field: UnischemaField) -> tuple[int, ...]:
     """Return the shape of a row: its own, or the field's for a flat list of the right length."""
     wanted = tuple(size for size in field.shape if size is not None)
-    if len(sizes) == 1 and len(wanted) == len(field.shape) > 1 and sizes[0] == math.prod(wanted):
-        return wanted
-    return sizes
+    is_flat = len(sizes) == 1 and len(wanted) == len(field.shape) > 1 and sizes[0] == math.prod(wanted)
+    return wanted if is_flat else sizes
 
 
 def _row(
@@ -346,13 +343,13 @@ class _Column(Protocol):
 
 def _columns(layout: StorageLayout) -> dict[str, _Column]:
     fields = layout.unischema.fields
-    cells = [stored for stored in layout.columns if not _is_number(fields[stored.name], stored.type)]
-    found: dict[str, _Column] = {}
-    for stored in cells:
-        field = fields[stored.name]
-        in_blocks = type(field.codec) is NdarrayCodec and _payload_bytes(field)
-        found[stored.name] = _Blocks(field, stored) if in_blocks else _Cells(field, stored)
-    return found
+    others = [(fields[s.name], s) for s in layout.columns if not _is_number(fields[s.name], s.type)]
+    return {
+        stored.name: _Blocks(field, stored)
+        if type(field.codec) is NdarrayCodec and _raw_bytes(field)
+        else _Cells(field, stored)
+        for field, stored in others
+    }
 
 
 def _is_number(field: UnischemaField, kind: pa.DataType) -> bool:
@@ -364,13 +361,6 @@ def _is_number(field: UnischemaField, kind: pa.DataType) -> bool:
 def _numbers(layout: StorageLayout) -> _Numbers:
     fields = layout.unischema.fields
     return _Numbers([(fields[s.name], s) for s in layout.columns if _is_number(fields[s.name], s.type)])
-
-
-def _payload_bytes(field: UnischemaField) -> int:
-    """Return the bytes of an array of this field; 0 if they are unknown."""
-    kind = field.numpy_dtype
-    plain = isinstance(kind, type) and issubclass(kind, np.number | np.bool_)
-    return int(math.prod(n or 0 for n in field.shape)) * np.dtype(kind).itemsize if plain else 0
 
 
 def _batch(numbers: _Numbers, columns: Mapping[str, _Column], layout: StorageLayout, first: int) -> pa.RecordBatch:
@@ -432,11 +422,8 @@ def _number_column(field: UnischemaField, stored: pa.Field, values: Sequence[Any
     elif pa.types.is_floating(stored.type):
         kinds = (float, np.floating)
     if all(issubclass(kind, (type(None), *kinds)) for kind in set(map(type, values))):  # Arrow cuts 1.5 down to 1
-        try:
+        with contextlib.suppress(pa.ArrowException, TypeError, OverflowError):
             made = pa.array(values, stored.type)
-        except (pa.ArrowException, TypeError, OverflowError):
-            pass
-        else:
             if not _has_infinite(made):
                 return refuse_nulls(made, stored, first)
     return array_of([encode_cell(field, value, index) for index, value in enumerate(values, first)], stored, first)
@@ -457,12 +444,11 @@ class _Blocks:
     def __init__(self, field: UnischemaField, stored: pa.Field) -> None:
         self._field, self._stored = field, stored
         self._shape, self._kind = field.shape, field.numpy_dtype
-        dtype = np.dtype(self._kind)
         file = BytesIO()
-        np.save(file, np.zeros([n or 0 for n in self._shape], dtype), allow_pickle=False)
-        header = file.getvalue()[: file.tell() - math.prod(n or 0 for n in self._shape) * dtype.itemsize]
+        np.save(file, np.zeros([n or 0 for n in self._shape], np.dtype(self._kind)), allow_pickle=False)
+        header = file.getvalue()[: file.tell() - _raw_bytes(field)]
         self._start = len(header)
-        width = len(header) + _payload_bytes(field)
+        width = len(header) + _raw_bytes(field)
         self._block = np.empty((BATCH_BYTES // width + 1, width), np.uint8)
         self._block[:, : self._start] = np.frombuffer(header, np.uint8)
         self._num_rows = 0

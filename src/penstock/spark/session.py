@@ -7,14 +7,13 @@ it is passed a session.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 PAGE_SHARE = 8
 """Open Parquet pages take at most one part in this many of a row group when it is measured."""
@@ -102,8 +101,11 @@ def row_group_settings(row_group_bytes: int | None, num_columns: int) -> dict[st
     if row_group_bytes is not None:
         page = row_group_bytes // (PAGE_SHARE * max(num_columns, 1))
         page = min(max(page, LEAST_PAGE_BYTES), MOST_PAGE_BYTES)
-        settings |= {"parquet.block.size": row_group_bytes}
-        settings |= {"parquet.page.size": page, "parquet.dictionary.page.size": page}
+        settings |= {
+            "parquet.block.size": row_group_bytes,
+            "parquet.page.size": page,
+            "parquet.dictionary.page.size": page,
+        }
     return settings
 
 
@@ -115,17 +117,13 @@ def hadoop_settings(spark: Any, settings: Mapping[str, int | str]) -> Iterator[N
     exist.
     """
     stores = [spark.conf] if is_connect(spark) else [spark.sparkContext._jsc.hadoopConfiguration(), spark.conf]
-    undo: list[Callable[[], None]] = []
-    try:
+    with ExitStack() as after:
         for key, value in settings.items():
             for store in stores:  # both have the same three methods
                 before = store.get(key, None)
-                undo.append(partial(store.unset, key) if before is None else partial(store.set, key, before))
+                after.callback(*((store.unset, key) if before is None else (store.set, key, before)))
                 store.set(key, str(value))
         yield
-    finally:
-        for step in reversed(undo):
-            step()
 
 
 @contextmanager

@@ -168,9 +168,7 @@ def _own_error(text: str) -> PenstockError | None:
     found = re.findall(r"^penstock\.errors\.(\w+): (.+)$", text, re.MULTILINE)
     found.sort(key=lambda one: not one[1].startswith("partition "))  # its cause does not name the place
     kind = getattr(penstock.errors, found[0][0], None) if found else None
-    if not (isinstance(kind, type) and issubclass(kind, PenstockError)):
-        return None
-    return kind(found[0][1])
+    return kind(found[0][1]) if isinstance(kind, type) and issubclass(kind, PenstockError) else None
 
 
 def _clear(stage: StagedDataset, gate: Gate) -> None:

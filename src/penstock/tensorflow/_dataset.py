@@ -132,7 +132,7 @@ class Loader(LoaderProxy):
         """Whether the next pass goes on from a state."""
         self._last: tuple[bool, int, int | None] = (False, 0, None)
         """Of the current pass: whether it went on from a state, batches made, and batches in all."""
-        self._counting: Callable[[], _Counting | None] = _none
+        self._counting: Callable[[], _Counting | None] = lambda: None
         """Weak: tf.data alone holds the iterator, whose threads end with it."""
 
     def will_iterate(self, *, counted: bool) -> None:
@@ -162,9 +162,8 @@ class Loader(LoaderProxy):
                     stacklevel=1,
                 )
             stream = self.native.stream().map(self._convert)
-            counted = self._will_count
-            if counted is None and not self._has_counting:
-                counted = False
+            is_plain = self._will_count is None and not self._has_counting
+            counted = False if is_plain else self._will_count
             counting = _Counting(stream, counted, self.native.pass_number + 1)
             self._counting = weakref.ref(counting)
             self._last = (self._resumed, 0, stream.length)
@@ -206,15 +205,11 @@ class Loader(LoaderProxy):
         """Go on from a state with the next iteration: of any world, batch size or framework, of the same data."""
         with self._lock:
             self.native.load_state_dict(state)
-            self._counting = _none
+            self._counting = lambda: None
             self._ended_early, self._resumed = False, True
 
     def __repr__(self) -> str:
         return f"penstock.tensorflow.{self.native!r}"
-
-
-def _none() -> None:
-    return None
 
 
 def _length(native: Any) -> int | None:

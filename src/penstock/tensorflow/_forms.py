@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 import tensorflow as tf
 
-from penstock.codecs.arrow_fixed import fill_value
+from penstock.codecs.arrow_fixed import fill_masked
 from penstock.codecs.arrow_kinds import Fixed, form_of, natural_kind
 from penstock.codecs.row_values import keeps
 from penstock.errors import PlanError, SchemaError, TransformError, UnsupportedType
@@ -71,11 +71,8 @@ class Form:
             ends = [None if rows is None else rows + 1] + [None] * (self.ragged - 1)
             main = [tf.TensorSpec([None, *self.shape], self.tensor_dtype)]
             main += [tf.TensorSpec([end], tf.int64) for end in ends]
-        return [*main, tf.TensorSpec([rows, *self._valid_shape], tf.bool)] if self.valid else main
-
-    @property
-    def _valid_shape(self) -> tuple[int | None, ...]:
-        return () if self.ragged else self.shape
+        shape = () if self.ragged else self.shape
+        return [*main, tf.TensorSpec([rows, *shape], tf.bool)] if self.valid else main
 
     def arrays(self, values: Any) -> list[NDArray[Any]]:
         """Return a column's arrays, as many as there are `specs`; a numeric column without nulls is not copied."""
@@ -104,7 +101,7 @@ def _dense(form: Form, values: Any) -> tuple[list[NDArray[Any]], NDArray[np.bool
         values, valid = _stack(form, list(values))
     elif isinstance(values, np.ma.MaskedArray):
         valid = ~np.ma.getmaskarray(values)
-        valid, values = (None if valid.all() else valid), _filled(values)
+        valid, values = (None if valid.all() else valid), fill_masked(values)
     else:
         valid = None
     if form.dtype == OBJECT:
@@ -113,12 +110,6 @@ def _dense(form: Form, values: Any) -> tuple[list[NDArray[Any]], NDArray[np.bool
     else:
         values = _numbers(form, values)
     return [values], valid
-
-
-def _filled(values: Any) -> NDArray[Any]:
-    """Return a masked array's data, filled below the mask: with its own fill value, else ours, not NumPy's 999999."""
-    own = getattr(values, "_fill_value", None) is not None or values.dtype == OBJECT
-    return cast("NDArray[Any]", values.filled() if own else values.filled(fill_value(values.dtype)))
 
 
 def _stack(form: Form, rows: list[Any]) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
@@ -268,17 +259,15 @@ def _concatenated(form: Form, items: list[Any], splits: list[NDArray[np.int64]])
     levels = form.ragged - len(splits)
     nothing = np.empty((0,) * levels + tuple(size or 0 for size in form.shape))
     arrays = [item if isinstance(item, np.ndarray) else nothing for item in items]
-    for array in arrays:
-        if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
-            _null_inside(form)
+    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in arrays):
+        _null_inside(form)
     shapes = np.array([array.shape[:levels] for array in arrays], np.int64)
     before = np.ones(len(arrays), np.int64)
     for axis in range(levels):
         splits.append(_ends(np.repeat(shapes[:, axis], before)))
         before = before * shapes[:, axis]
     inner = next(array.shape[levels:] for array in arrays if array is not nothing)
-    given = [np.asarray(array).reshape(-1, *inner) for array in arrays if array is not nothing]
-    return np.concatenate(given)
+    return np.concatenate([np.asarray(array).reshape(-1, *inner) for array in arrays if array is not nothing])
 
 
 def _ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -287,12 +276,9 @@ def _ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _null(form: Form) -> NoReturn:
     name = form.name
+    cure = f"name it in nulls=[...] to get a column '{name}_valid' (nulls='mask' does that where a field is nullable)"
     if form.said:
         cure = f"add '{name}_valid' to element_spec= to get its mask"
-    else:
-        cure = (
-            f"name it in nulls=[...] to get a column '{name}_valid' (nulls='mask' does that where a field is nullable)"
-        )
     raise SchemaError(f"column {name!r} has nulls; {cure}, or leave out such rows by filters=")
 
 

@@ -228,12 +228,8 @@ def _with_files_of_pictures(data: Any) -> Any:
         return data
     raw = data.with_format(None)  # a copy with its own info
     raw._info.features = None  # rows before features are applied, which would decode files
-    rows = raw.map(_row_of_files)
+    rows = raw.map(_as_files)
     return rows if data.features is None else rows.cast(data.features)
-
-
-def _row_of_files(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _as_files(value) for name, value in row.items()}
 
 
 def _as_files(value: Any) -> Any:

@@ -59,9 +59,7 @@ def facts_of_head(head: bytes) -> ImageFacts | None:
     """Return the facts of an image from its first bytes; None if they are not enough, or it is of a rarer kind."""
     if head[:8] == _PNG and len(head) >= 26:
         return _png(head)
-    if head[:2] == b"\xff\xd8":
-        return _jpeg(head)
-    return None
+    return _jpeg(head) if head[:2] == b"\xff\xd8" else None
 
 
 def facts_of_image(data: bytes) -> ImageFacts:

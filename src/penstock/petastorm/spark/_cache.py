@@ -126,9 +126,7 @@ def _fill(entry: ConvertedFrame, df: Any, parent: ConverterFolder) -> None:
 
 def num_rows(file_urls: tuple[str, ...], storage_options: Mapping[str, Any] | None) -> int:
     """Return the rows in Parquet files, by their footers; an error names a column that cannot be read."""
-    if not file_urls:
-        return 0
-    return len(penstock.open(list(file_urls), storage_options=storage_options))
+    return len(penstock.open(list(file_urls), storage_options=storage_options)) if file_urls else 0
 
 
 def _warn_of_small_files(place: ConverterFolder) -> None:

@@ -63,7 +63,7 @@ def _converted(field: Any, dtype: str | None) -> Any:
     from pyspark.sql import functions
 
     column = functions.col(quoted(field.name))
-    if is_vector(field.dataType):
+    if type(field.dataType).__name__ == "VectorUDT":  # of pyspark.ml or pyspark.mllib
         try:
             from pyspark.ml.functions import vector_to_array
         except ImportError as exc:  # pyspark does not install what its ml package imports
@@ -74,11 +74,6 @@ def _converted(field: Any, dtype: str | None) -> Any:
         return functions.when(column.isNotNull(), array).alias(field.name)
     wanted = _precise(field.dataType, dtype)
     return None if wanted == field.dataType else column.cast(wanted).alias(field.name)
-
-
-def is_vector(kind: Any) -> bool:
-    """Return whether a column holds vectors of `pyspark.ml` or `pyspark.mllib`."""
-    return type(kind).__name__ == "VectorUDT"
 
 
 def _precise(kind: Any, dtype: str | None) -> Any:

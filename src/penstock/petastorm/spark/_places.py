@@ -94,9 +94,7 @@ def reading_url(url: str) -> str:
             raise ValueError(f"{url!r} names a host, which dbfs does not have; wanted dbfs:/{path.netloc}{path.path}")
         mount = "" if _is_below(path.path, "/Volumes") else "/dbfs"
         return f"file://{mount}{path.path}"
-    if on_databricks() and any(_is_below(url, mount) for mount in _MOUNTS):
-        return f"file://{url}"
-    return url
+    return f"file://{url}" if on_databricks() and any(_is_below(url, mount) for mount in _MOUNTS) else url
 
 
 def on_databricks() -> bool:

@@ -36,9 +36,8 @@ class FramePlan:
 
     def same(self, other: FramePlan) -> bool:
         """Return whether both give the same rows, under the same names; calls Spark's JVM."""
-        alike = self.application == other.application and self.files == other.files
-        alike = alike and self.columns == other.columns
-        return alike and bool(self.optimized.sameResult(other.optimized))
+        mine, theirs = ((one.application, one.files, one.columns) for one in (self, other))
+        return mine == theirs and bool(self.optimized.sameResult(other.optimized))
 
 
 class UnknownPlanError(Exception):

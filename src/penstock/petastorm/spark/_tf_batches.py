@@ -7,7 +7,7 @@ acknowledges what comes out of its last stage. TensorFlow is imported by `make_b
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.engine.base_loader import LoaderProxy
 from penstock.engine.delivery import ENDED, Delivery
@@ -80,8 +80,7 @@ class CutBatches(LoaderProxy):
     @property
     def native(self) -> Loader:  # type: ignore[override]
         """The reader's loader."""
-        loader: Loader = self._feed.reader.loader
-        return loader
+        return cast("Loader", self._feed.reader.loader)
 
     def check_open(self) -> None:
         """Raise LoaderClosed after `close`, or after the reader was stopped."""

@@ -89,14 +89,12 @@ def loader(
     )
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         raise PlanError(f"prefetch is a number of batches from 0; got {prefetch!r}")
-    if layout.needs_equal_batches:
-        for one in native.inside():
-            if one.unequal_cause is not None:
-                raise PlanError(
-                    f"{one.unequal_cause} may give batches of other sizes to one process than to another, and arrays "
-                    "over several processes need equal ones; leave it out, or load without sharding="
-                )
     for one in native.inside():
+        if layout.needs_equal_batches and one.unequal_cause is not None:
+            raise PlanError(
+                f"{one.unequal_cause} may give batches of other sizes to one process than to another, and arrays "
+                "over several processes need equal ones; leave it out, or load without sharding="
+            )
         layout.check_batches(one)
     check_names("sharding", layout.named, native)
     masks = choose(nulls, native, same=layout.needs_equal_batches)

@@ -80,11 +80,7 @@ def tf_tensors(reader: Any, shuffling_queue_capacity: int = 0, min_after_dequeue
     shape = Shape(reader)
     dtypes = [tensor_dtype(kind) for kind in shape.kinds]
     items = iter(reader)
-
-    def next_item() -> list[Any]:
-        return shape.arrays(next(items))
-
-    tensors = list(tf.numpy_function(next_item, [], dtypes)) if dtypes else []
+    tensors = list(tf.numpy_function(lambda: shape.arrays(next(items)), [], dtypes)) if dtypes else []
     if shuffling_queue_capacity:
         tensors = _through_queue(tf, tensors, shuffling_queue_capacity, min_after_dequeue)
     for tensor, kind in zip(tensors, shape.kinds, strict=True):

@@ -395,10 +395,11 @@ def _columns(stored: Any, schema: Unischema, partitions: Mapping[str, Any]) -> l
         chosen = [leaf for leaf in leaves if leaf in schema.fields]
         if not chosen:
             continue
-        if field.name in partitions:
-            column = _from_text(_column(quoted(field.name)), schema.fields[field.name])
-        else:
-            column = _without(field, set(leaves) - set(chosen))
+        column = (
+            _from_text(_column(quoted(field.name)), schema.fields[field.name])
+            if field.name in partitions
+            else _without(field, set(leaves) - set(chosen))
+        )
         found.append((places.index(chosen[0]), column.alias(field.name)))
     return [column for _, column in sorted(found, key=lambda one: one[0])]
 

@@ -176,6 +176,5 @@ def _has_empty_lists(kind: pa.DataType) -> bool:
         return any(_has_empty_lists(part.type) for part in kind)
     if pa.types.is_map(kind):
         return _has_empty_lists(kind.item_type)
-    if pa.types.is_fixed_size_list(kind) and kind.list_size == 0:
-        return True
-    return _is_list(kind) and _has_empty_lists(kind.value_type)
+    is_empty = pa.types.is_fixed_size_list(kind) and kind.list_size == 0
+    return is_empty or (_is_list(kind) and _has_empty_lists(kind.value_type))

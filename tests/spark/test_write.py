@@ -208,7 +208,7 @@ def test_what_is_no_data_frame_or_has_columns_that_are_one_is_refused(spark, tmp
     for given, name in [([{"id": 1}], "list"), (pd.DataFrame({"id": [1]}), "DataFrame"), (None, "NoneType")]:
         with pytest.raises(TypeError, match=rf"wants a Spark DataFrame; got .*\.{name}\..*createDataFrame"):
             penstock.spark.write(given, tmp_path / "set", POINTS)
-    for expression, match in [("id + 1 as id", "two columns are named 'id'"), ("1 as ID", "'id' and 'ID' differ only by")]:
+    for expression, match in [("id + 1 as id", "two columns are named 'id'"), ("1 as ID", "'id' and 'ID' differ only")]:
         for transform in (None, dict):
             frame = spark.range(1).selectExpr("id", expression)
             with pytest.raises(SchemaError, match=match):

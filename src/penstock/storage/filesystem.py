@@ -172,16 +172,24 @@ def _walk_local(root: str, prefix: str, underscores: bool) -> Iterator[tuple[str
     folders = []
     with os.scandir(os.path.join(root, prefix)) as entries:
         for entry in entries:
-            found = _entry(entry.path)
-            if found.type == FileType.Directory:
+            size = _file_size(entry)
+            if size is None:
                 if _is_hidden_name(entry.name, underscores or "=" in entry.name):
                     yield f"{prefix}{entry.name}/", None
                 elif not entry.is_symlink() or not leads_back(entry.path, root):
                     folders.append(f"{prefix}{entry.name}/")
             else:
-                yield f"{prefix}{entry.name}", found.size
+                yield f"{prefix}{entry.name}", size
     for folder in folders:
         yield from _walk_local(root, folder, underscores)
+
+
+def _file_size(entry: os.DirEntry[str]) -> int | None:
+    """Return the bytes of a file, 0 for a link to nothing or to itself; None for a folder."""
+    try:
+        return None if entry.is_dir() else entry.stat().st_size
+    except OSError:
+        return 0
 
 
 def leads_back(link: str, root: str) -> bool:

@@ -141,7 +141,7 @@ def test_stats_count_what_was_done(ds):
         ({"on_error": "skip", "skip_limit": -1}, "skip_limit must be at least 0; got -1"),
         ({"skip_limit": 3}, "skip_limit=3 needs on_error='skip'"),
         ({"lanes": 4}, "lanes=4 needs shuffle=True"),
-        ({"epochs": None, "batch_size": 2000, "drop_last": True}, "epochs=None would wait for ever"),
+        ({"epochs": None, "batch_size": 2000, "drop_last": True}, "epochs=None would wait forever"),
     ],
 )
 def test_wrong_options_are_refused_when_the_loader_is_made(ds, options, wrong):

@@ -28,9 +28,9 @@ import numpy as np
 
 from penstock.dataset import as_parquet
 from penstock.engine import host
-from penstock.engine.inputs import columns_of
+from penstock.engine.inputs import Column, columns_of
 from penstock.errors import PlanError
-from penstock.progress import progress
+from penstock.progress import Progress, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.api import Dataset
-    from penstock.engine.inputs import Column
     from penstock.engine.report import Report
-    from penstock.progress import Progress
 
     Work = Callable[[Any], None]
 

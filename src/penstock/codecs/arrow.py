@@ -25,7 +25,17 @@ from penstock.codecs.arrow_kinds import (
     scalar_dtype,
     struct_fields,
 )
-from penstock.codecs.arrow_memory import byte_strings, cells_view, decimals, decoded, lists, takeable, texts, validity
+from penstock.codecs.arrow_memory import (
+    Lists,
+    byte_strings,
+    cells_view,
+    decimals,
+    decoded,
+    lists,
+    takeable,
+    texts,
+    validity,
+)
 from penstock.codecs.base import CellError
 
 if TYPE_CHECKING:
@@ -33,8 +43,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from numpy.typing import NDArray
-
-    from penstock.codecs.arrow_memory import Lists
 
     Item = np.dtype[Any] | type | None
 

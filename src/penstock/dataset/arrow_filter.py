@@ -20,7 +20,7 @@ from penstock.codecs.arrow_kinds import Fixed, Objects, column_kind, form_of, na
 from penstock.codecs.arrow_memory import without_views
 from penstock.codecs.base import has_cells
 from penstock.codecs.row_values import row_values
-from penstock.dataset.filter_tuples import parse_tuples, to_expression
+from penstock.dataset.filter_tuples import Term, parse_tuples, to_expression
 from penstock.dataset.predicates import PredicateBase
 from penstock.errors import ColumnNotFound, SchemaError, close_names
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.dataset.filter_tuples import Term
     from penstock.schema.unischema import UnischemaField
 
     Expression = Any  # pyarrow.compute.Expression: pyarrow ships no types

@@ -5,15 +5,10 @@ Called by `footers` and `scan` once reading has failed. Reads the first and the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from penstock.dataset.catalog import MAGIC
+from penstock.dataset.catalog import MAGIC, DataFile
 from penstock.errors import BadFile, StoreError
 from penstock.storage.filesystem import is_utf8
 from penstock.storage.store import has_file
-
-if TYPE_CHECKING:
-    from penstock.dataset.catalog import DataFile
 
 
 def bad_file(file: DataFile, cause: Exception | None) -> BadFile:

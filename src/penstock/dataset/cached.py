@@ -12,12 +12,11 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.dataset.read import FileTouched
+from penstock.dataset.read import FileTouched, StoredRowGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.dataset.read import StoredRowGroup
     from penstock.storage.cache import ChunkCache
     from penstock.storage.store import Range
 

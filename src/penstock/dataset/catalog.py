@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,15 +31,12 @@ from penstock.errors import DatasetNotFound, FileChanged, StoreError
 from penstock.storage import expand_glob, has_magic, is_hidden, resolve, walk
 from penstock.storage.faults import attempt
 from penstock.storage.filesystem import first_look, not_found
-from penstock.storage.store import store_of
+from penstock.storage.store import Store, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.storage.store import Store
 
 MAGIC = b"PAR1"
 _ENDINGS = (".parquet", ".parq", ".pq")

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.dataset.column_chunks import VALIDITY_BYTES
-from penstock.dataset.columns import resolve_columns
-from penstock.dataset.format import OTHER_INDEX, REOPEN, FilePart
+from penstock.dataset.columns import Columns, resolve_columns
+from penstock.dataset.format import OTHER_INDEX, REOPEN, FilePart, Format, Seen
 from penstock.dataset.partitions import other_value, python_values
-from penstock.dataset.scan import IndexCache, scan_files
+from penstock.dataset.scan import IndexCache, Scan, scan_files
 from penstock.dataset.unify_types import cast_column, same_values
 from penstock.errors import BadFile, BudgetError, ColumnNotFound, FileChanged, MetadataError, SchemaError, close_names
-from penstock.source import Location, Selection, SourceFacts, pack_mask
+from penstock.source import Buffers, ByteRange, Location, Selection, SourceFacts, Statistics, pack_mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.catalog import Catalog, DataFile
-    from penstock.dataset.columns import Columns
-    from penstock.dataset.format import Format, Seen
-    from penstock.dataset.scan import Scan
     from penstock.options import OnError
     from penstock.schema.unischema import Unischema
-    from penstock.source import Buffers, ByteRange, Statistics
 
 
 S = TypeVar("S", bound="FileSource")

@@ -26,7 +26,7 @@ from penstock.errors import ColumnNotFound, SchemaError, close_names
 
 if TYPE_CHECKING:
     Expression = Any
-    Term = tuple[str, str, Any]
+Term = tuple[str, str, Any]
 
 _FORM = (
     "filters are [(column, operator, value), ...], a list of such lists, a pyarrow.compute expression, or a predicate "

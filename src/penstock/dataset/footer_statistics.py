@@ -20,7 +20,7 @@ from penstock.dataset.column_chunks import ColumnChunks, leaves_below
 from penstock.dataset.thrift import ThriftError
 from penstock.dataset.unify_types import decoded
 from penstock.errors import BadFile
-from penstock.source import Statistics
+from penstock.source import SourceFacts, Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from penstock.dataset.footers import Footer
     from penstock.dataset.parquet import ParquetSource
-    from penstock.source import SourceFacts
 
 
 class FooterSummary(NamedTuple):

@@ -13,13 +13,12 @@ import numpy as np
 
 from penstock.dataset.index_store import load_indexes
 from penstock.errors import MetadataError, close_names
-from penstock.source import Selection
+from penstock.source import Selection, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.dataset.index_indexers import RowGroupIndexerBase
-    from penstock.source import Source
 
 
 class RowGroupSelectorBase(ABC):

@@ -19,8 +19,14 @@ import numpy as np
 
 from penstock.dataset.catalog import Root
 from penstock.dataset.common_metadata import COMMON_METADATA, read_common_metadata, update_common_metadata
-from penstock.dataset.index_indexers import NOT_NULL, FieldNotNullIndexer, SingleFieldIndexer, StoredIndexer
-from penstock.dataset.parquet import as_parquet
+from penstock.dataset.index_indexers import (
+    NOT_NULL,
+    FieldNotNullIndexer,
+    RowGroupIndexerBase,
+    SingleFieldIndexer,
+    StoredIndexer,
+)
+from penstock.dataset.parquet import ParquetSource, as_parquet
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY, dump_index
 from penstock.schema.petastorm_pickle import RowGroupIndex, load_index
@@ -31,8 +37,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.dataset.index_indexers import RowGroupIndexerBase
-    from penstock.dataset.parquet import ParquetSource
     from penstock.source import Source
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.dataset.catalog import DataFile
+from penstock.dataset.catalog import DataFile, Root
 from penstock.dataset.footer_statistics import FooterSummary, summary_of
 from penstock.dataset.footers import READ_ERRORS, Footer, read_footer
 from penstock.errors import BadFile, StoreError
@@ -17,7 +17,6 @@ from penstock.errors import BadFile, StoreError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.dataset.catalog import Root
     from penstock.dataset.format import FileIndex
 
 METADATA_FILE = "_metadata"

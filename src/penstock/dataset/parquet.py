@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from penstock.dataset.catalog import FileCatalog
-from penstock.dataset.columns import resolve_columns
+from penstock.dataset.catalog import DataFile, FileCatalog
+from penstock.dataset.columns import Columns, resolve_columns
 from penstock.dataset.expand import MemoryLimit
 from penstock.dataset.files import FileSource, fixed_bytes, open_catalog
 from penstock.dataset.footer_statistics import FooterStatistics
@@ -24,7 +24,7 @@ from penstock.dataset.footers import Footer, read_footer
 from penstock.dataset.read import FileTouched, StoredRowGroup, read_columns
 from penstock.dataset.sizes import add_heavy_chunks, variable_bytes
 from penstock.errors import UnsupportedFormat
-from penstock.source import ByteRange
+from penstock.source import Buffers, ByteRange, Source, Statistics
 
 if TYPE_CHECKING:
     import os
@@ -34,12 +34,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.cached import CachedFiles
-    from penstock.dataset.catalog import DataFile
-    from penstock.dataset.columns import Columns
     from penstock.dataset.scan import Scan
     from penstock.options import OnError, Verify
     from penstock.schema.unischema import Unischema
-    from penstock.source import Buffers, Source, Statistics
     from penstock.storage.cache import ChunkCache
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dataset.expand import read_unknown, unknown_sizes
+from penstock.dataset.expand import MemoryLimit, read_unknown, unknown_sizes
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS, Footer, read_footer
 from penstock.dataset.format import OTHER_INDEX, REOPEN, FilePart
 from penstock.errors import BadFile, FileChanged, StoreError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.dataset.cached import CachedFiles
-    from penstock.dataset.expand import MemoryLimit
     from penstock.storage.store import Range
 
 CAN_VERIFY = int(pa.__version__.split(".", 1)[0]) >= 15

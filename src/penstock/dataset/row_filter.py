@@ -38,8 +38,8 @@ from penstock.dataset.predicates import (
     is_predicate,
     single,
 )
-from penstock.dataset.row_views import BatchRows, ChunkRows
-from penstock.dataset.value_keys import key_of
+from penstock.dataset.row_views import BatchRows, ChunkRows, RowView
+from penstock.dataset.value_keys import KeySet, key_of
 from penstock.errors import ColumnNotFound, LoaderClosed, SchemaError, close_names
 from penstock.halt import is_halted
 
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
-
-    from penstock.dataset.row_views import RowView
-    from penstock.dataset.value_keys import KeySet
 
     Mask = NDArray[np.bool_]
 

@@ -21,13 +21,12 @@ from penstock.dataset.statistics import judge
 from penstock.errors import BadFile, FileChanged
 from penstock.halt import until
 from penstock.progress import progress
-from penstock.source import Selection, pack_mask
+from penstock.source import Selection, Source, pack_mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.row_filter import RowFilter
-    from penstock.source import Source
 
 BLOCK_BYTES = 32 << 20
 """Decoded cells that one thread holds at once where a predicate looks at arrays or images row by row."""

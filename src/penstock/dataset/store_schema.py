@@ -16,7 +16,7 @@ from penstock.dataset.common_metadata import (
     update_common_metadata,
 )
 from penstock.dataset.index_store import INDEX_KEY, load_indexes
-from penstock.dataset.parquet import as_parquet
+from penstock.dataset.parquet import ParquetSource, as_parquet
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.petastorm_dump import ROW_GROUPS_PER_FILE_KEY, dump_row_group_counts, dump_unischema
 from penstock.schema.petastorm_pickle import load_unischema
@@ -25,7 +25,6 @@ from penstock.schema.stored import PETASTORM_INDEX_KEY, PETASTORM_SCHEMA_KEY, SC
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.dataset.parquet import ParquetSource
     from penstock.schema.unischema import Unischema
     from penstock.source import Source
 

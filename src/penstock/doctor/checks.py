@@ -12,10 +12,10 @@ from penstock.codecs.arrow_kinds import form_of
 from penstock.dataset.common_metadata import COMMON_METADATA
 from penstock.display import count_text, size_text
 from penstock.doctor.report import Finding
-from penstock.doctor.target_layout import LARGE, MANY, WORTH_IT, poorly_mixed
+from penstock.doctor.target_layout import LARGE, MANY, WORTH_IT, Aim, ReadFactor, Rows, TrainingRun, poorly_mixed
 from penstock.options import READ_COST
 from penstock.plan.order import typical_rows
-from penstock.plan.plan import READ_FACTOR
+from penstock.plan.plan import READ_FACTOR, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.doctor.facts import LayoutFacts
-    from penstock.doctor.target_layout import Aim, ReadFactor, Rows, TrainingRun
-    from penstock.plan.plan import Plan
 
 STORE_S, STORE_READS = 0.03, 32
 """Assumptions about a store: a request takes 30 ms, and 32 run at a time."""

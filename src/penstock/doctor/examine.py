@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.dataset.parquet import source_of
 from penstock.doctor import checks
-from penstock.doctor.facts import gather_facts
+from penstock.doctor.facts import LayoutFacts, gather_facts
 from penstock.doctor.labels import check_label, find_label
 from penstock.doctor.report import DoctorReport, Finding
 from penstock.doctor.target_layout import TrainingRun, aim, weigh
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.dataset.scan import Scan
-    from penstock.doctor.facts import LayoutFacts
     from penstock.source import Source
 
 WORLD, BATCH_SIZE, ROW_GROUP_BYTES = 8, 256, 16 << 20

@@ -16,9 +16,9 @@ import pyarrow as pa
 from penstock.codecs.arrow_kinds import form_of
 from penstock.dataset.catalog import DataFile, FileCatalog
 from penstock.dataset.common_metadata import COMMON_METADATA, SUMMARY_METADATA, read_common_metadata
-from penstock.dataset.footers import read_footer
+from penstock.dataset.footers import Footer, read_footer
 from penstock.dataset.parquet import ParquetFormat
-from penstock.dataset.scan import scan_files
+from penstock.dataset.scan import Scan, scan_files
 from penstock.errors import BadFile
 from penstock.progress import progress
 from penstock.schema.stored import PETASTORM_SCHEMA_KEY, SCHEMA_KEY
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
-
-    from penstock.dataset.footers import Footer
-    from penstock.dataset.scan import Scan
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.doctor.facts import is_plain
 from penstock.doctor.report import Finding
 from penstock.errors import ColumnNotFound, PlanError, close_names
-from penstock.source import read_table
+from penstock.source import Source, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from penstock.doctor.target_layout import TrainingRun
     from penstock.plan.plan import Plan
-    from penstock.source import Source
 
 NAMES = ("label", "labels", "class", "class_id", "cls", "target", "y", "category", "label_id", "target_id")
 SAMPLES = 64

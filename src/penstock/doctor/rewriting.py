@@ -37,7 +37,7 @@ from penstock.schema.stored import PETASTORM_INDEX_KEY, PETASTORM_SCHEMA_KEY, SC
 from penstock.storage import expand_glob, has_magic, resolve
 from penstock.storage.locks import scratch_folder
 from penstock.write.commits import SHUFFLE
-from penstock.write.options import AUTO, ROW_GROUP_BYTES
+from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression
 from penstock.write.sources import Tables
 from penstock.write.writer import Writer
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.options import OnError
     from penstock.schema.unischema import Unischema
     from penstock.write import Written
-    from penstock.write.options import Compression
 
 logger = logging.getLogger(__name__)
 

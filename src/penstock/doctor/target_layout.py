@@ -23,7 +23,7 @@ from penstock.dataset.unify_types import decoded
 from penstock.errors import StoreError
 from penstock.plan import Cursor, EpochPlan, Order, Share
 from penstock.plan.order import typical_rows
-from penstock.plan.plan import FEW_CHUNKS, READ_FACTOR, Sizes, make_plan
+from penstock.plan.plan import FEW_CHUNKS, READ_FACTOR, Plan, Sizes, make_plan
 from penstock.plan.shuffled import choose_lanes
 from penstock.write.files import GROUP_ROWS
 from penstock.write.files import row_bytes as written_bytes
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.plan.plan import Plan
     from penstock.source import Source
 
 LARGE, SMALL = 8, 1 / 16

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from penstock.engine.base_loader import LoaderProxy
+from penstock.engine.base_loader import BaseLoader, LoaderProxy
 from penstock.errors import PlanError
 from penstock.factories import loader_for
 from penstock.keywords import FrameworkKeywords, show_keywords
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.api import Dataset
-    from penstock.engine.base_loader import BaseLoader
     from penstock.engine.delivery import Delivery, Stream
     from penstock.options import LoaderOptions
 

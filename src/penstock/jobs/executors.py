@@ -29,13 +29,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from penstock.engine.host import cores
 from penstock.engine.process import choice_left_open, ctrl_c_later, main_left_alone, signal_name
 from penstock.errors import PlanError, WorkerDied
-from penstock.jobs.task import Outcome, failure, run
+from penstock.jobs.task import Attempt, FileJob, Outcome, failure, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from multiprocessing.connection import Connection
 
-    from penstock.jobs.task import Attempt, FileJob, Outcome
 
 RAY_ROOM = 1000
 """Tasks that Ray knows of at once: enough for an autoscaler to see the demand."""

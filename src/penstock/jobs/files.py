@@ -29,9 +29,9 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
@@ -41,9 +41,6 @@ from penstock.storage.filesystem import first_look
 from penstock.storage.locks import Lock, mutex, scratch_folder
 from penstock.storage.publish import FILESYSTEM_ERRORS, publish_file, publish_folder, remove, sync_file
 from penstock.storage.urls import SAME_STORE
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
 
 Path = str | os.PathLike[str]
 Pair = tuple[str, str]

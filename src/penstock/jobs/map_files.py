@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.display import count_text
 from penstock.errors import JobFailed, PlanError, printable
-from penstock.jobs.executors import make_executor
-from penstock.jobs.files import SCRATCH, Resolver, make_pairs, sweep, there
+from penstock.jobs.executors import Executor, make_executor
+from penstock.jobs.files import SCRATCH, Outputs, Resolver, make_pairs, sweep, there
 from penstock.jobs.task import Attempt, Command, FileJob, Outcome, failure
 from penstock.options import one_of
 from penstock.progress import Progress, progress
@@ -27,8 +27,6 @@ from penstock.storage.locks import scratch_folder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.jobs.executors import Executor
-    from penstock.jobs.files import Outputs
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.process import signal_name
 from penstock.errors import JobFailed, PlanError
-from penstock.jobs.files import committed, committed_url, exists, is_local, near
+from penstock.jobs.files import Resolver, committed, committed_url, exists, is_local, near
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.jobs.files import Resolver
 
 BACKOFF_S = 0.1
 """Pause before the second attempt, doubled for every further one: a store may throttle requests."""

@@ -22,7 +22,7 @@ from penstock.dataset.predicates import check_predicate
 from penstock.dataset.row_filter import RowFilter, make_row_filter
 from penstock.engine.host import default_workers
 from penstock.engine.rowwise import FrameTransform, RowTransform, check_value
-from penstock.engine.stages import FilterRows
+from penstock.engine.stages import Batch, FilterRows
 from penstock.errors import PenstockWarning, TransformError, close_names, users_level
 from penstock.factories import make_loader
 from penstock.options import MEMORY_BYTES, SPAN_BYTES, LoaderOptions
@@ -32,7 +32,7 @@ from penstock.petastorm.cache import NULL_CACHE, NullCache, make_cache
 from penstock.petastorm.errors import NoDataAvailableError
 from penstock.petastorm.fs_utils import normalize_dataset_url_or_urls
 from penstock.petastorm.ngram import NGram
-from penstock.plan.order import RowGrouping
+from penstock.plan.order import Grouping, RowGrouping
 from penstock.plan.parts import PartGrouping
 from penstock.plan.windows import WindowGrouping
 from penstock.schema import Unischema, UnischemaField
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from penstock.engine.loader import Loader
-    from penstock.engine.stages import Batch
-    from penstock.plan.order import Grouping
     from penstock.source import Source
 
 _POOLS = {"thread": "thread", "process": "process", "dummy": "serial"}

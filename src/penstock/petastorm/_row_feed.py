@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.codecs.row_values import keeps_numbers, row_values
-from penstock.engine.stages import MASK
+from penstock.engine.stages import MASK, Batch
 from penstock.errors import BudgetError, StateMismatch
 from penstock.petastorm._columns import batch_column
-from penstock.petastorm._reader_stream import place_after
+from penstock.petastorm._reader_stream import ReaderStream, place_after
 from penstock.petastorm.reader import Reader
 from penstock.petastorm.reader_impl.shuffling_buffer import RandomShufflingBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.engine.stages import Batch
-    from penstock.petastorm._reader_stream import ReaderStream
 
 Columns = dict[Any, Any]
 """A column for each field; the fields of windows are named (step, field)."""

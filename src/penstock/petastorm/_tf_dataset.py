@@ -15,8 +15,8 @@ import numpy as np
 
 from penstock.errors import LoaderClosed
 from penstock.petastorm._columns import take_rows
-from penstock.petastorm._reader_stream import num_items, place_after
-from penstock.petastorm._tf_values import column_of, ragged_of
+from penstock.petastorm._reader_stream import ReaderStream, num_items, place_after
+from penstock.petastorm._tf_values import Kind, column_of, ragged_of
 from penstock.petastorm.reader import Reader
 from penstock.petastorm.tf_utils import Shape, tensor_dtype, tensorflow_module
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.delivery import Delivery
     from penstock.engine.stages import Batch
-    from penstock.petastorm._reader_stream import ReaderStream
-    from penstock.petastorm._tf_values import Kind
 
 _BLOCK_BYTES = 16 << 20
 """Windows of rows are laid out for TensorFlow up to about so many bytes at once."""

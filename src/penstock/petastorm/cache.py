@@ -11,13 +11,12 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PlanError
-from penstock.storage.cache import MemoryCache
+from penstock.storage.cache import ChunkCache, MemoryCache
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from penstock.storage.cache import ChunkCache
 
 __all__ = ["CacheBase", "NullCache", "clean_up_after", "make_cache"]
 

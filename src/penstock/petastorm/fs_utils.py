@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
@@ -17,7 +17,6 @@ from penstock.storage import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from urllib.parse import SplitResult
 
 __all__ = [
     "FilesystemResolver",

@@ -20,13 +20,12 @@ import pyarrow as pa
 
 from penstock.errors import PenstockWarning, PlanError
 from penstock.petastorm.cache import CacheBase
-from penstock.storage.disk_cache import DiskCache
+from penstock.storage.disk_cache import DiskCache, Eviction
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from penstock.storage.disk_cache import Eviction
 
 __all__ = ["LocalDiskCache"]
 

@@ -11,7 +11,7 @@ import contextlib
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockWarning, StateMismatch
@@ -20,7 +20,6 @@ from penstock.petastorm._row_feed import BufferedShuffle, RowFeed, cut, join, jo
 from penstock.petastorm._tensors import as_tensor, column_of, leaf, nested, rows_of, tensors_of, torch_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 __all__ = [

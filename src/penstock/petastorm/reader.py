@@ -11,7 +11,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.engine.stages import MASK
+from penstock.engine.stages import MASK, Batch
 from penstock.errors import LoaderClosed, PenstockWarning
 from penstock.petastorm._columns import columns_of, row_type, rows_of, window_columns, windows_of
 from penstock.petastorm._reader_options import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.delivery import Delivery
     from penstock.engine.loader import Loader
-    from penstock.engine.stages import Batch
 
 __all__ = [
     "LOCAL_DISK_CACHE",

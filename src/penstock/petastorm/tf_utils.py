@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.petastorm._columns import row_type
-from penstock.petastorm._tf_values import column_of, date_to_nsec_from_epoch, kind_of, value_of
+from penstock.petastorm._tf_values import Kind, column_of, date_to_nsec_from_epoch, kind_of, value_of
 from penstock.schema.unischema import schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.petastorm._tf_values import Kind
 
 __all__ = [
     "RANDOM_SHUFFLING_QUEUE_SIZE",

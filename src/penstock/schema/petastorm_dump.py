@@ -19,13 +19,12 @@ import numpy as np
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
 from penstock.codecs.scalar import SparkType, spark_type_of
 from penstock.errors import CodecError, SchemaError, UnsupportedType
-from penstock.schema.unischema import schema_name
+from penstock.schema.unischema import Unischema, UnischemaField, schema_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.schema.petastorm_pickle import RowGroupIndex
-    from penstock.schema.unischema import Unischema, UnischemaField
 
 ROW_GROUPS_PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
 """Key of what `dump_row_group_counts` gives; those of schema and index are in `schema/stored.py`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -29,8 +29,6 @@ from penstock.write.options import BATCH_BYTES
 from penstock.write.tasks import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from penstock.schema.unischema import UnischemaField

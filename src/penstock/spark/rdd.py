@@ -17,16 +17,14 @@ from penstock.codecs.row_values import row_values
 from penstock.dataset.parquet import open_parquet
 from penstock.errors import MetadataError, SchemaError
 from penstock.schema.rows import row_type
-from penstock.schema.unischema import schema_name
-from penstock.source import Selection
+from penstock.schema.unischema import Unischema, schema_name
+from penstock.source import Selection, Source
 from penstock.spark.session import context_of
 from penstock.storage import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.schema.unischema import Unischema
-    from penstock.source import Source
 
 MOST_TASKS = 2000
 """Spark's driver schedules this many tasks without trouble."""

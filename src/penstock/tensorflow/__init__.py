@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from penstock.engine.rank import FoundRank, announce
 from penstock.errors import PlanError
@@ -28,7 +28,6 @@ from penstock.tensorflow._static import OWNER, SpecOptions, forms_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import Literal
 
     from penstock.api import Dataset
     from penstock.engine.base_loader import BaseLoader

@@ -6,7 +6,7 @@ way to know; everything else is known from schemas and statistics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,8 +27,6 @@ from penstock.tensorflow._forms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.engine.base_loader import BaseLoader
     from penstock.engine.loader import Loader as NativeLoader
     from penstock.engine.output_columns import OutputColumn

@@ -30,7 +30,7 @@ import pytest
 
 import penstock
 from penstock.errors import BadFile, BudgetError, ColumnNotFound, StoreUnavailable
-from penstock.source import may_hold_nulls, read_table
+from penstock.source import Source, may_hold_nulls, read_table
 from penstock.testing.compare import assert_resumes_exactly, assert_same
 from penstock.testing.sources import FaultySource, MemorySource
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from penstock.source import Source
 
 _IN_ANOTHER_PROCESS = """
 import pickle, sys

@@ -15,14 +15,12 @@ import pyarrow as pa
 
 from penstock import Unischema
 from penstock.errors import BudgetError, ColumnNotFound, close_names
-from penstock.source import Location, SourceFacts
+from penstock.source import Buffers, ByteRange, ChunkData, Location, Source, SourceFacts, Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.source import Buffers, ByteRange, ChunkData, Source, Statistics
 
 
 class MemorySource:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -28,15 +28,12 @@ from penstock.codecs.ndarray import check_array
 from penstock.codecs.scalar import NO_NUMBERS, flag
 from penstock.codecs.times import in_unit
 from penstock.errors import ColumnNotFound, SchemaError, close_names
-from penstock.write.arrays import FIXED, is_fixed, own, quick_array
+from penstock.write.arrays import FIXED, BufferPool, is_fixed, own, quick_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from numpy.typing import NDArray
 
     from penstock.schema.unischema import UnischemaField
-    from penstock.write.arrays import BufferPool
 
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 

@@ -23,14 +23,13 @@ from penstock.codecs import CompressedImageCodec, decoders
 from penstock.codecs.base import misfit
 from penstock.errors import SchemaError
 from penstock.schema.arrow import infer_unischema
-from penstock.schema.unischema import Unischema, schema_name
+from penstock.schema.unischema import Unischema, UnischemaField, schema_name
 from penstock.write.cells import wanted
 from penstock.write.images import describe, facts_of_image, image_field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.schema.unischema import UnischemaField
 
 BATCH_ROWS = 512
 

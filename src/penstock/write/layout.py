@@ -6,7 +6,7 @@ data and touches no file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,6 @@ from penstock.schema.stored import SCHEMA_KEY, schema_to_json
 from penstock.write.options import AUTO, Compression
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.schema.unischema import Unischema
 
 CHECKSUMS = {"write_page_checksum": True} if "write_page_checksum" in signature(pq.ParquetWriter).parameters else {}

@@ -7,7 +7,7 @@ a schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,6 @@ from penstock.engine.host import cores
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pyarrow as pa
 
 ROW_GROUP_BYTES = 16 << 20

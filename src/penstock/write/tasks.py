@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,6 @@ from penstock.write.cells import (
 from penstock.write.options import BATCH_BYTES, BATCH_ROWS, TABLE_ROWS, EncodeTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from penstock.schema.unischema import UnischemaField

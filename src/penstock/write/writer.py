@@ -27,7 +27,7 @@ from penstock.storage.filesystem import first_look, resolve
 from penstock.storage.publish import FILESYSTEM_ERRORS, remove
 from penstock.write.commits import facts_of, remove_dead, same_layout, write_metadata
 from penstock.write.files import FileWriter, Written
-from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, WriteOptions
+from penstock.write.options import AUTO, ROW_GROUP_BYTES, Compression, EncodeTask, WriteOptions
 from penstock.write.sources import layout_of, normal_form, num_rows, schema_layout, works
 from penstock.write.staging import DoneFile, Journal, claim, totals
 from penstock.write.target import WriteTarget
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from penstock.schema.unischema import Unischema
     from penstock.write.layout import StorageLayout
-    from penstock.write.options import EncodeTask
 
 
 class Writer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import namedtuple
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,6 @@ from penstock.petastorm.etl._datasets import source_of
 from penstock.schema.stored import PETASTORM_INDEX_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from penstock.dataset.index_indexers import RowGroupIndexerBase
     from penstock.source import Source
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engine.rank import find_rank
 from penstock.errors import PenstockWarning, PlanError, close_names
-from penstock.petastorm.reader import make_batch_reader
+from penstock.petastorm.reader import Reader, make_batch_reader
 from penstock.petastorm.spark import _cache, _places
 from penstock.petastorm.tf_utils import tensorflow_module
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from penstock.petastorm.reader import Reader
 
 _GIVEN_OTHERWISE = ("dataset_url_or_urls", "num_epochs", "workers_count")
 """Arguments of `make_batch_reader` that the converter fills in."""

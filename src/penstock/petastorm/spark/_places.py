@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from pyarrow.fs import FileSelector, FileType, LocalFileSystem
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from penstock.dataset.write_markers import read_json
 from penstock.errors import PenstockWarning
@@ -25,7 +25,6 @@ from penstock.storage.publish import put_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyarrow.fs import FileSystem
 
 MARKER = "_penstock_converter.json"
 """The file that lists which files of a folder a converter has written; readers and Spark skip names with `_`."""

@@ -13,7 +13,7 @@ from penstock.engine.base_loader import LoaderProxy
 from penstock.engine.delivery import ENDED, Delivery
 from penstock.engine.prefetch import Wrapping
 from penstock.errors import LoaderClosed
-from penstock.petastorm._row_feed import CutBatch, ReaderFeed, arrange, cut
+from penstock.petastorm._row_feed import Columns, CutBatch, ReaderFeed, arrange, cut
 from penstock.petastorm._tf_values import column_of
 from penstock.petastorm.tf_utils import Shape, tensor_dtype, tensorflow_module
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.engine.loader import Loader
-    from penstock.petastorm._row_feed import Columns
     from penstock.petastorm.reader import Reader
 
 

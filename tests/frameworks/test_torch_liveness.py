@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from penstock.testing import make_parquet  # noqa: E402
-from tests.engine.test_liveness import _session, _shared_memory, _until_gone  # noqa: E402
+from tests.engine.test_liveness import _orphans, _session, _shared_memory, _until_gone  # noqa: E402
 from tests.frameworks.live_torch import SLOW_S  # noqa: E402
 from tests.house import ROOT  # noqa: E402
 
@@ -55,5 +55,5 @@ def test_nothing_is_left(data, tmp_path, case, code, form):
     left = float(out.split()[-1])
     assert ended - left < SLOW_S + EXIT_S
     _until_gone(lambda: _session(program.pid), 5.0)
-    assert _shared_memory() <= shared
+    _until_gone(lambda: _orphans(shared), 5.0)
     assert not list(tmp_path.iterdir())

@@ -23,6 +23,7 @@ import pytest
 
 import penstock
 from penstock import halt
+from penstock.engine import loader as loader_module
 from penstock.engine import scheduler
 from penstock.errors import BudgetError, LoaderClosed
 from penstock.testing import make_parquet
@@ -412,6 +413,36 @@ def test_several_threads_take_each_batch_once(data, pool):
         assert not any(thread.is_alive() for thread in threads)
     assert not errors
     assert sorted(seen) == list(range(400))
+
+
+def test_what_several_threads_take_is_noted_in_the_order_of_the_pass(data, monkeypatch):
+    first, second = threading.Event(), threading.Event()
+
+    class LatePlace(loader_module.Place):
+        """The place of the first batch takes long to make, until another thread has taken the second batch."""
+
+        def __init__(self, plan, steps, *more):
+            super().__init__(plan, steps, *more)
+            if plan is not None and steps == 1 and not first.is_set():
+                first.set()
+                second.wait(0.5)
+
+    monkeypatch.setattr(loader_module, "Place", LatePlace)
+    taken = []
+    with penstock.open(data).loader(batch_size=4, rank=0, world=1) as loader:
+        stream = loader.stream()
+        thread = threading.Thread(target=lambda: taken.append(stream.take()), daemon=True)
+        thread.start()
+        assert first.wait(30)
+        taken.insert(0, stream.take())
+        second.set()
+        thread.join(30)
+        later, earlier = sorted(taken, key=lambda delivery: -delivery.place.key[1])
+        stream.received(earlier.place)
+        stream.received(later.place)
+        left = loader.batches_left
+        stream.received(earlier.place)
+        assert loader.batches_left == left == 98
 
 
 def test_nobody_goes_on_behind_a_batch_that_ctrl_c_took_along(data):

@@ -254,7 +254,9 @@ class EngineStream(Stream[Batch]):
         """Behind what was taken."""
         self._unacknowledged: deque[tuple[Place, int, tuple[Skipped, ...]]] = deque()
         self._lock = threading.RLock()
-        """Of those who acknowledge."""
+        """Of those who acknowledge. A thread that takes ahead never holds it for long, so that they need not wait."""
+        self._taking = threading.RLock()
+        """Of those who take: what they took is noted in the order of the pass."""
         self._finalizer = weakref.finalize(self, scheduler.stop, EXIT_WAIT_S)
 
     @property
@@ -269,14 +271,14 @@ class EngineStream(Stream[Batch]):
         self._progress.check(self._number, taking=True)
         watch = self._record.watch
         try:
-            built = self._scheduler.next() if watch is None else self._next_watched(watch)
-            if built is None:
-                self._is_through = True
-                return None
-            place = Place(built.origin.plan, -(-built.origin.end // self._batch_size), self._end.run)
-            self._last = place
-            # Without the lock: a thread that takes ahead must never make the consumer wait in `received`.
-            self._unacknowledged.append((place, built.num_rows, built.skipped))
+            with self._taking:
+                built = self._scheduler.next() if watch is None else self._next_watched(watch)
+                if built is None:
+                    self._is_through = True
+                    return None
+                place = Place(built.origin.plan, -(-built.origin.end // self._batch_size), self._end.run)
+                self._last = place
+                self._unacknowledged.append((place, built.num_rows, built.skipped))
             limit = self._record.skip_limit
             if built.skipped and limit is not None:
                 with self._lock:

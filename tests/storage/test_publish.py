@@ -173,6 +173,13 @@ def test_a_rename_whose_answer_is_lost_or_never_comes_loses_no_file(
     assert ((tmp_path / "a").read_text(), names(tmp_path)) == (text, ["a"])
 
 
+def test_a_file_that_is_not_there_is_not_published(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(FileNotFoundError):
+        publish_file(PyFileSystem(FSSpecHandler(Unreliable())), str(tmp_path / "gone"), str(tmp_path / "a"))
+    assert ((tmp_path / "a").read_text(), names(tmp_path)) == ("old", ["a"])
+
+
 class TestPublishFolder:
     @pytest.mark.parametrize("there", ["nothing", "empty", "folder", "file", "link"])
     @pytest.mark.parametrize("can_exchange", [True, False])

@@ -212,11 +212,18 @@ def _rename(fs: FileSystem, source: str, target: str) -> None:
         os.rename(source, target)
         return
 
+    has_failed = False
+
     def move() -> None:
+        nonlocal has_failed
         try:
             fs.move(source, target)
-        except FILESYSTEM_ERRORS:  # the store may have renamed before its answer was lost
-            if fs.get_file_info(source).type != FileType.NotFound or fs.get_file_info(target).type == FileType.NotFound:
+        except FILESYSTEM_ERRORS as error:
+            # The store may have renamed before its answer was lost. Where there never was a source it has not.
+            may_be_done = has_failed or not isinstance(error, FileNotFoundError)
+            has_failed = True
+            here, there = (fs.get_file_info(path).type != FileType.NotFound for path in (source, target))
+            if here or not there or not may_be_done:
                 raise
 
     attempt(move, target)

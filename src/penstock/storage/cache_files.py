@@ -37,7 +37,7 @@ from penstock.storage.locks import try_lock, unlock_and_close
 from penstock.storage.publish import put, temporary_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyarrow import Buffer
 
@@ -196,18 +196,20 @@ def entries(folder: str) -> Iterator[CacheEntry]:
 
 
 def _folders(folder: str) -> list[str]:
-    return [one.path for one, _ in _named(folder, _SHARD) if one.is_dir(follow_symlinks=False)]
+    return [one.path for one, _ in _named(folder, _SHARD, lambda one: one.is_dir(follow_symlinks=False))]
 
 
 def _files(folder: str, names: re.Pattern[str]) -> list[tuple[os.DirEntry[str], re.Match[str]]]:
-    return [(one, name) for one, name in _named(folder, names) if one.is_file(follow_symlinks=False)]
+    return _named(folder, names, lambda one: one.is_file(follow_symlinks=False))
 
 
-def _named(folder: str, names: re.Pattern[str]) -> list[tuple[os.DirEntry[str], re.Match[str]]]:
-    """Return the entries of a folder whose names match, with the match; none if it cannot be listed."""
+def _named(
+    folder: str, names: re.Pattern[str], is_kind: Callable[[os.DirEntry[str]], bool]
+) -> list[tuple[os.DirEntry[str], re.Match[str]]]:
+    """Return the entries of a kind whose names match, with the match; none if the folder cannot be listed."""
     try:
         with os.scandir(folder) as found:
-            return [(one, name) for one in found if (name := names.fullmatch(one.name))]
+            return [(one, name) for one in found if (name := names.fullmatch(one.name)) and is_kind(one)]
     except OSError:
         return []
 

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import penstock
@@ -86,6 +87,7 @@ def stored(
     with _lock:
         entry = next((one for one in _entries if one.serves(wanted)), wanted)
         if entry is wanted:
+            _delete_at_exit()
             _entries.append(entry)
         entry.num_coming += 1
     try:
@@ -220,4 +222,7 @@ def delete_all() -> None:
             logger.warning("could not delete %s: %s", entry.place and entry.place.url, exc)
 
 
-atexit.register(delete_all)
+@cache
+def _delete_at_exit() -> None:
+    """Register `delete_all`, with the first conversion: it runs before what the program registered earlier."""
+    atexit.register(delete_all)

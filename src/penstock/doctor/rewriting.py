@@ -120,18 +120,7 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
     if temp_folder is not None and not os.path.isdir(temp_folder):
         raise PlanError(f"temp_folder must be an existing folder; got {os.fspath(temp_folder)!r}")
     places = {"storage_options": storage_options, "filesystem": filesystem}
-    target = _place(*resolve(url, **places))  # must not lie in the source
-    for one in [source] if isinstance(source, str | os.PathLike) else source:
-        fs, path = resolve(one, **places)
-        matches = [path]
-        if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
-            matches = [info.path for info in expand_glob(fs, path)[1]]
-        if any(_is_in(target, _place(fs, match)) for match in matches):
-            raise PlanError(f"{os.fspath(url)!r} is inside the dataset {os.fspath(one)!r} itself; write somewhere else")
-    rows = StoredRows(source, on_error=on_error, **places)
-    for fs, path in rows.places:  # replacing a folder above a file of the source would remove that file
-        if _is_in(_place(fs, path), target):
-            raise PlanError(f"{path!r} of the source is inside {os.fspath(url)!r} itself; write somewhere else")
+    rows = _open_apart(source, url, on_error, places)
     with contextlib.ExitStack() as after:
         batches = rows.batches()
         if shuffle:
@@ -157,6 +146,23 @@ def rewrite(  # noqa: PLR0913 -- a public function takes flat keywords
     if rows.common.keys() & _INDEXES:
         logger.warning("the row-group index of the source was not copied, as row groups have changed; build it again")
     return writer.written
+
+
+def _open_apart(source: Any, url: Any, on_error: Literal["raise", "skip"], places: dict[str, Any]) -> StoredRows:
+    """Open the source; PlanError if the target lies inside it, or would replace a folder above one of its files."""
+    target = _place(*resolve(url, **places))
+    for one in [source] if isinstance(source, str | os.PathLike) else source:
+        fs, path = resolve(one, **places)
+        matches = [path]
+        if has_magic(path) and fs.get_file_info(path).type == FileType.NotFound:
+            matches = [info.path for info in expand_glob(fs, path)[1]]
+        if any(_is_in(target, _place(fs, match)) for match in matches):
+            raise PlanError(f"{os.fspath(url)!r} is inside the dataset {os.fspath(one)!r} itself; write somewhere else")
+    rows = StoredRows(source, on_error=on_error, **places)
+    for fs, path in rows.places:
+        if _is_in(_place(fs, path), target):
+            raise PlanError(f"{path!r} of the source is inside {os.fspath(url)!r} itself; write somewhere else")
+    return rows
 
 
 class _Rewriter(Writer):

@@ -8,13 +8,12 @@ counters to the loader or mix behind them, so that there is one record of what t
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from penstock.engine.delivery import StreamedPasses
+from penstock.engine.delivery import ClosedOnExit, StreamedPasses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from penstock.engine.loader import Loader
     from penstock.engine.locate import Skipped
@@ -167,7 +166,7 @@ class BaseLoader(StreamedPasses):
         raise TypeError("a loader is not pickled or copied; make one in the other process and give it the state_dict()")
 
 
-class LoaderProxy:
+class LoaderProxy(ClosedOnExit):
     """Forwards to the loader or mix in `native`."""
 
     native: BaseLoader
@@ -229,11 +228,3 @@ class LoaderProxy:
     def close(self) -> None:
         """Stop threads and processes; the loader cannot be used again. What was handed out stays valid."""
         self.native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -393,7 +393,23 @@ class Stream(ABC, Generic[B]):
         return delivery.batch
 
 
-class StreamedPasses(ABC):
+class ClosedOnExit(ABC):
+    """Context manager that closes itself: base class of all loaders."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop threads and processes; the loader cannot be used again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StreamedPasses(ClosedOnExit):
     """Iterable that gives one pass after another, each by a stream; base class of loaders and mixes.
 
     Holds what the consumer has received, and ends a stream when another one begins. Holds no thread: those belong to
@@ -475,14 +491,6 @@ class StreamedPasses(ABC):
         """Raise LoaderClosed after `close`."""
         if self._is_closed:
             raise LoaderClosed(self._closed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @abstractmethod
     def _open(self, place: Any, every: tuple[int, int], number: int) -> Stream[Batch]:

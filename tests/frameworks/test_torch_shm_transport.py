@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -128,3 +130,29 @@ def test_a_collate_fn_may_change_batches_on_the_way(tmp_path):
 def doubled(batch):
     batch["double"] = batch["id"] * 2
     return batch
+
+
+EXIT = """
+import threading, time
+import numpy as np, torch
+from penstock.torch.shm_transport import Sender
+
+sender, begun = Sender(), threading.Event()
+batches = [{"x": torch.from_numpy(np.zeros(1 << 18))} for _ in range(4000)]
+
+def feed():
+    while batches:
+        begun.set()
+        sender.pickled(batches.pop())
+        with sender._lock:
+            sender._blocks.clear()
+
+threading.Thread(target=feed, daemon=True).start()
+begun.wait()
+time.sleep(0.2)
+"""
+
+
+def test_a_process_may_exit_while_a_batch_is_packed():
+    ended = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -370,10 +370,10 @@ class _SentBatch(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         token, in_pass, sender, on_board = self.envelope
-        return _arrived, (tuple(sender.pack(dict(self))), token, in_pass, on_board)
+        return _arrived, (sender.pickled(dict(self)), token, in_pass, on_board)
 
 
-def _arrived(packed: tuple[Any, ...], token: str, in_pass: int, on_board: bool) -> dict[str, Any]:
+def _arrived(pickled: bytes, token: str, in_pass: int, on_board: bool) -> dict[str, Any]:
     """Return a batch in the process that receives it."""
-    parcel, owner = Parcel(*packed), _instances.get(token)
+    parcel, owner = Parcel(*pickle.loads(pickled)), _instances.get(token)
     return Receiver().unpack(parcel, in_pass) if owner is None else owner.receive(parcel, in_pass, on_board=on_board)

@@ -10,14 +10,17 @@ Blocks are torch's shared memory: unnamed wherever torch's are, and freed with t
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import threading
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
+from penstock.halt import EXIT_WAIT_S
 from penstock.torch.device import map_tensors
 
 if TYPE_CHECKING:
@@ -62,11 +65,25 @@ class Parcel(NamedTuple):
 
 
 class Sender:
-    """The blocks of a worker process. Batches are packed by the thread that feeds torch's queue."""
+    """The blocks of a worker process. Batches are pickled by the thread that feeds torch's queue.
+
+    That thread must not be inside torch when its process exits: a thread that asks for the GIL then is ended, which
+    aborts the process if C++ frames are on its stack. So all that calls torch, the end of tensors too, happens under a
+    lock that the exit takes first.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[int, Any] = {}
         self._lock = threading.Lock()
+        self._latest: dict[str, Any] | None = None
+        """Kept until the next one, so that its tensors end under the lock."""
+        atexit.register(self._lock.acquire, timeout=EXIT_WAIT_S)
+
+    def pickled(self, batch: dict[str, Any]) -> bytes:
+        """Return the parcel of a batch, pickled for another process."""
+        with self._lock:
+            self._latest = batch
+            return bytes(ForkingPickler.dumps(tuple(self.pack(batch))))
 
     def pack(self, batch: dict[str, Any]) -> Parcel:
         """Return a batch with its tensors copied into a free block."""
@@ -80,8 +97,7 @@ class Sender:
                 end += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
 
         map_tensors(batch, place)
-        with self._lock:
-            number = self._claim(end) if packed else None
+        number = self._claim(end) if packed else None
         if number is None:
             return Parcel(batch, None, (0, 0))
         memory = self._blocks[number]

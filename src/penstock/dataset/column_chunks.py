@@ -113,6 +113,10 @@ class ColumnChunks:
         self.leaves: list[Leaf] = []
         self.file_paths: list[str] = []
         """File of each row group, relative to the dataset; "" where it is the footer's own file."""
+        self.schema_range = (0, 0)
+        """Start and stop of the schema in the bytes of the footer: a list of elements."""
+        self.positions: list[Integers] = []
+        """Where the struct of each column chunk begins in the bytes of the footer, by row group and leaf."""
         self._bounds: list[list[Bounds]] = []
         self._figures = figures = self._read(raw)
         if figures.shape[1] != len(self.leaves):
@@ -147,9 +151,10 @@ class ColumnChunks:
                 if number == _ROW_GROUPS and kind == LIST:
                     figures, position = self._read_groups(raw, position)
                     continue
+                start = position
                 value, position = read_value(raw, position, kind)
                 if number == _SCHEMA:
-                    self.leaves = _leaves(value)
+                    self.leaves, self.schema_range = _leaves(value), (start, position)
                 elif number == _COLUMN_ORDERS and isinstance(value, list) and len(value) == len(self.leaves):
                     ordered = [isinstance(order, dict) and 1 in order for order in value]
                     self.leaves = [replace(leaf, ordered=one) for leaf, one in zip(self.leaves, ordered, strict=True)]
@@ -173,6 +178,7 @@ class ColumnChunks:
                 figures[index] = found.figures()
             self.file_paths.append(found.path.decode("utf-8", "surrogateescape"))
             self._bounds.append(found.bounds)
+            self.positions.append(np.array(found.positions, np.int64))
         return figures, position
 
     @cached_property
@@ -303,6 +309,7 @@ class _Group:
     chunks: list[tuple[int, ...] | None] = field(default_factory=list)
     """Figures; None for those that the pattern has read, which are in `stored` and `more`."""
     bounds: list[Bounds] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     stored: list[bytes] = field(default_factory=list)
     """Integers as stored, `len(INTEGERS)` for each such column chunk."""
     more: list[tuple[int, int]] = field(default_factory=list)
@@ -339,6 +346,7 @@ def _read_group(
         if length != len(kinds) or element != STRUCT:
             raise ThriftError(f"a row group has {length} column chunks, the schema {len(kinds)} columns")
         for leaf in kinds:
+            found.positions.append(position)
             one = None if match is None else match(raw, position)
             if one is not None and _take_matched(one, leaf, found):
                 position = one.end()

@@ -1,8 +1,9 @@
-"""Read Thrift's compact protocol, in which Parquet footers are written.
+"""Read and write Thrift's compact protocol, in which Parquet footers and page headers are written.
 
-`column_chunks` reads the row groups of a footer with it. pyarrow parses footers too, but asking its parsed form about
-a column chunk ends the whole process where a footer is damaged; this reader raises an error instead. It knows
-nothing of Parquet: structs come as dicts by field number, whatever fields there are.
+`column_chunks` reads the row groups of a footer with it, `page_index` the places of pages, and `page_file` writes
+footers. pyarrow parses footers too, but asking its parsed form about a column chunk ends the whole process where a
+footer is damaged; this reader raises an error instead. It knows nothing of Parquet: structs come as dicts by field
+number, whatever fields there are.
 
 Costs about 0.3 microseconds a field. Bounded whatever the bytes say: nothing is allocated by a number that was read,
 and structs may be nested only so deep.
@@ -10,14 +11,16 @@ and structs may be nested only so deep.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _MOST_NESTED = 16
 """Parquet's own structs are nested six deep; logical types and encryption no deeper."""
 _MOST_BITS = 70
 """Bits of the longest varint: ten bytes of seven."""
-_TRUE, _BYTE, _DOUBLE, _BINARY = 1, 3, 7, 8
-LIST, STRUCT = 9, 12
+_TRUE, _BYTE, I32, I64, _DOUBLE, BINARY, LIST, STRUCT = 1, 3, 5, 6, 7, 8, 9, 12
 BOOLEANS, _INTEGERS, _NESTING = frozenset({1, 2}), frozenset({4, 5, 6}), frozenset({9, 10, 12})
 
 Struct = dict[int, Any]
@@ -83,7 +86,7 @@ def read_value(data: bytes, position: int, kind: int, nested: int = 0) -> tuple[
     Raises:
         ThriftError, IndexError: as `read_struct`.
     """
-    if kind == _BINARY:
+    if kind == BINARY:
         size, position = _varint(data, position)
         stop = position + size
         if stop > len(data):
@@ -149,3 +152,40 @@ def _rest_of_varint(data: bytes, position: int, value: int) -> tuple[int, int]:
             return value, position
         shift += 7
     raise ThriftError(f"a number of more than {_MOST_BITS} bits ends at byte {position}")
+
+
+def integer_bytes(value: int) -> bytes:
+    """Return an integer of 64 bits or less as it is stored: zigzag, seven bits a byte."""
+    return _varint_bytes((value << 1) ^ (value >> 63))
+
+
+def binary_bytes(value: bytes) -> bytes:
+    """Return binary or text as it is stored: behind its length."""
+    return _varint_bytes(len(value)) + value
+
+
+def list_bytes(kind: int, elements: Sequence[bytes]) -> bytes:
+    """Return a list of elements of one type that are encoded already."""
+    length = len(elements)
+    header = bytes((length << 4 | kind,)) if length < 15 else bytes((0xF0 | kind,)) + _varint_bytes(length)
+    return header + b"".join(elements)
+
+
+def struct_bytes(fields: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """Return a struct of fields (number, type, encoded value) whose numbers ascend."""
+    parts, before = [], 0
+    for number, kind, value in fields:
+        step = number - before
+        parts.append(bytes((step << 4 | kind,)) if step < 16 else bytes((kind,)) + integer_bytes(number))
+        parts.append(value)
+        before = number
+    return b"".join(parts) + b"\0"
+
+
+def _varint_bytes(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

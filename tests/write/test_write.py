@@ -14,6 +14,9 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.codecs import CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
+from penstock.dataset.pages import open_pages, part_facts
+from penstock.dataset.parquet import open_parquet
+from penstock.dataset.parts import part_borders
 from penstock.errors import PlanError, SchemaError
 from penstock.schema.stored import SCHEMA_KEY, schema_from_json, schema_to_json
 from penstock.schema.unischema import Unischema, UnischemaField
@@ -293,3 +296,23 @@ def test_pages_have_checksums(tmp_path: Path) -> None:
         damaged = stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :]
         with pytest.raises(OSError, match=r"(?i)checksum|crc"):
             pq.read_table(pa.BufferReader(damaged), page_checksum_verification=True)
+
+
+@pytest.mark.parametrize(
+    ("cell_bytes", "page_rows"), [(8, 1024), (700, 1024), (5_000, 256), (20_000, 64), (400_000, 2), (3_000_000, 1)]
+)
+def test_pages_have_about_a_megabyte_and_an_offset_index(tmp_path: Path, cell_bytes: int, page_rows: int) -> None:
+    count = min(5_000, 12_000_000 // cell_bytes)
+    rng = np.random.default_rng(0)
+    cells = [rng.bytes(int(size)) for size in rng.integers(int(cell_bytes * 0.8), int(cell_bytes * 1.2), count)]
+    write({"id": np.arange(count), "image": cells}, tmp_path / "d")
+    pages = open_pages(open_parquet(tmp_path / "d").part(0), ["id", "image"])
+    assert not pages.whole
+    index = pages.indexes[1]
+    assert (index.rows[:-1] % page_rows == 0).all(), "parts can begin where pages begin"
+    sizes = np.diff(index.offsets)
+    assert len(sizes) == 1 or np.median(sizes) > 512 << 10
+    assert (sizes < max(2 << 20, 1.3 * cell_bytes)).all()
+    borders = part_borders(part_facts(pages.group))
+    assert (borders[:-1] % page_rows == 0).all()
+    assert pages.read(count // 2, count // 2 + 1).column("image").to_pylist() == [cells[count // 2]]

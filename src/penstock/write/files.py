@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from penstock.dataset.partitions import NULL, parse
 from penstock.display import count_text, size_text
 from penstock.errors import SchemaError, printable
+from penstock.write.layout import page_options
 from penstock.write.options import FILE_BYTES, WriteOptions
 from penstock.write.staging import DoneFile
 
@@ -210,10 +211,10 @@ class FileWriter:
         """Write the buffered rows as one row group; close the file if it is full."""
         if not folder.waiting_rows:
             return
-        if folder.writer is None:
-            self._open(folder, self._schema)
         table = pa.Table.from_batches(folder.waiting, folder.waiting[0].schema).select(self._schema.names)
         table = table.replace_schema_metadata(self._schema.metadata)
+        if folder.writer is None:
+            self._open(folder, page_options(table))
         folder.writer.write_table(table, row_group_size=folder.waiting_rows)
         folder.file_groups += 1
         self._fresh_bytes += folder.waiting_bytes
@@ -226,14 +227,14 @@ class FileWriter:
         elif self.sync_soon is not None:
             self.sync_soon(posixpath.join(self._root, folder.file))
 
-    def _open(self, folder: _Partition, schema: pa.Schema) -> None:
+    def _open(self, folder: _Partition, pages: dict[str, int]) -> None:
         if self.check is not None:
             self.check()
         path = posixpath.join(self._root, folder.path)
         self._fs.create_dir(path, recursive=True)
         folder.file = posixpath.join(folder.path, f"{self._options.prefix}{folder.num_files:06d}.parquet")
         folder.sink = self._fs.open_output_stream(posixpath.join(self._root, folder.file))
-        folder.writer = pq.ParquetWriter(folder.sink, schema, **self._keywords)
+        folder.writer = pq.ParquetWriter(folder.sink, self._schema, **self._keywords, **pages)
         folder.file_rows = folder.file_bytes = folder.file_groups = 0
         folder.num_files += 1
 

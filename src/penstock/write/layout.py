@@ -6,6 +6,7 @@ data and touches no file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 CHECKSUMS = {"write_page_checksum": True} if "write_page_checksum" in signature(pq.ParquetWriter).parameters else {}
 """Lets readers notice flipped bits; available from pyarrow 15 on."""
+PAGE_BYTES = 1 << 20
+"""Bytes of a page, before compression."""
+_BATCH_ROWS = 1024
+"""After how many rows pyarrow looks at the size of a page by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class StorageLayout:
 
         Encoded cells get no dictionary (every cell differs, and building one costs memory and time) and no statistics
         (the smallest JPEG means nothing); floats get no dictionary either, which would slow down reading. Pages get
-        checksums.
+        checksums, and an offset index by which readers find them.
         """
         flat = [field for field in self.columns if field.name not in self.cells and not pa.types.is_nested(field.type)]
         coded = [field.name for field in flat if not pa.types.is_floating(field.type)]
@@ -71,6 +76,7 @@ class StorageLayout:
             "compression": self._compression(compression),
             "use_dictionary": coded or False,
             "write_statistics": [field.name for field in flat] or False,
+            "write_page_index": True,
             **CHECKSUMS,
         }
 
@@ -94,6 +100,18 @@ class StorageLayout:
             if name not in known:
                 raise ColumnNotFound(f"compression: no column {name!r} in the files; {close_names(name, known)}")
         return found
+
+
+def page_options(table: pa.Table) -> dict[str, int]:
+    """Return the keywords of `pyarrow.parquet.ParquetWriter` that give pages of about `PAGE_BYTES`, whatever the cells.
+
+    pyarrow looks at the size of a page every 1,024 rows, which is 20 MB of pictures: too much to read for a few rows.
+    With batches of a power of two of rows and about the wanted size, all pages of the widest column have the same
+    number of rows, unless sizes vary a lot. Columns of small cells are written as by default.
+    """
+    cell = max((column.nbytes for column in table.columns), default=0) / max(table.num_rows, 1)
+    rows = 1 << max(0, round(math.log2(PAGE_BYTES / max(cell, 1))))
+    return {} if rows >= _BATCH_ROWS else {"write_batch_size": rows, "data_page_size": PAGE_BYTES // 2}
 
 
 def _codec(name: str | None) -> str:

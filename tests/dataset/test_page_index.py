@@ -127,10 +127,11 @@ class TestOffsetIndex:
     def test_huge_lengths_are_refused_before_they_are_read(self):
         import dataclasses
 
-        with pytest.raises(DamagedPages, match="announces an offset index of"):
-            dataclasses.replace(CHUNK, index=(10, 10 + (1 << 40))).index_range()
+        for size in (1 << 20, 1 << 50):
+            with pytest.raises(DamagedPages, match=f"would lie at bytes 10 to {10 + (1 << 40)} of a file of {size}"):
+                dataclasses.replace(CHUNK, index=(10, 10 + (1 << 40))).index_range(size)
         with pytest.raises(Unsplittable, match="no offset index"):
-            dataclasses.replace(CHUNK, index=None).index_range()
+            dataclasses.replace(CHUNK, index=None).index_range(1 << 20)
 
 
 class TestScan:
@@ -141,7 +142,7 @@ class TestScan:
         data = file_of(table, **options)
         for leaf in range(pq.read_metadata(io.BytesIO(data)).num_columns):
             chunk = chunk_of(data, leaf)
-            start, stop = chunk.index_range()
+            start, stop = chunk.index_range(len(data))
             wanted = parse_offset_index(data[start:stop], chunk)
             lists = chunk.repeated and options["data_page_version"] == "1.0"
             if lists:

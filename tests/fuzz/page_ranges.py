@@ -52,7 +52,7 @@ def places(path: Path, *, headers: bool) -> list[tuple[int, int]]:
         group = source.part(number)
         for leaf in range(len(group.index.chunks.leaves)):
             chunk = ChunkPages.of(group.index.tail, group.index.chunks, number, leaf, num_rows=group.num_rows)
-            start, stop = chunk.index_range()
+            start, stop = chunk.index_range(len(data))
             if not headers:
                 found.append((start, stop))
                 continue

@@ -53,6 +53,25 @@ class CachedFiles:
         for key in self._wanted(group, names):
             self.cache.drop(key)
 
+    def fetch(self, group: StoredRowGroup, ranges: Sequence[Range]) -> Sequence[Any]:
+        """Return the bytes of ranges of a file; see `open`. Ranges that overlap are kept more than once."""
+        keys = self._keys(group, ranges)
+        try:
+            return self.cache.fetch(keys, lambda missing: group.fetch([ranges[index] for index in missing]))
+        except FileTouched:
+            self._digests.pop(id(group.file), None)
+            raise
+
+    def forget_ranges(self, group: StoredRowGroup, ranges: Sequence[Range]) -> None:
+        """Drop ranges of a file from the cache."""
+        for key in self._keys(group, ranges):
+            self.cache.drop(key)
+
+    def _keys(self, group: StoredRowGroup, ranges: Sequence[Range]) -> list[str]:
+        digest = self._look(group)
+        places = (f"{start}:{stop}".encode() for start, stop in ranges)
+        return [hashlib.blake2b(digest + place, digest_size=16).hexdigest() for place in places]
+
     def _wanted(self, group: StoredRowGroup, names: Sequence[str]) -> dict[str, Range]:
         """Return the keys of these columns, and the ranges of their bytes."""
         digest, leaves = self._look(group), group.index.chunks.leaves

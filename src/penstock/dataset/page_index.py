@@ -119,8 +119,8 @@ class ChunkPages:
             dictionary_pages=_count_pages(meta.get(_META_PAGES), by_dictionary=True),
         )
 
-    def index_range(self) -> Range:
-        """Return where the offset index lies in the file.
+    def index_range(self, file_bytes: int) -> Range:
+        """Return where the offset index lies in its file.
 
         Raises:
             Unsplittable: there is none.
@@ -128,8 +128,9 @@ class ChunkPages:
         """
         if self.index is None:
             raise Unsplittable("it has no offset index")
-        if self.index[1] - self.index[0] > _MOST_INDEX_BYTES:
-            raise DamagedPages(f"the footer announces an offset index of {self.index[1] - self.index[0]:,} bytes")
+        start, stop = self.index
+        if stop > file_bytes or stop - start > _MOST_INDEX_BYTES:
+            raise DamagedPages(f"its offset index would lie at bytes {start} to {stop} of a file of {file_bytes}")
         return self.index
 
 

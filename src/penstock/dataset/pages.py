@@ -28,6 +28,7 @@ from penstock.dataset.page_index import (
     Unsplittable,
     parse_offset_index,
     read_page_header,
+    scan_pages,
 )
 from penstock.dataset.parts import PartFacts
 from penstock.dataset.read import verifying
@@ -37,7 +38,7 @@ from penstock.errors import BudgetError
 from penstock.schema.arrow import flatten_structs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -119,6 +120,16 @@ class RowGroupPages:
                 least=int(num_bytes),
             )
 
+    def without(self, names: Collection[str]) -> RowGroupPages:
+        """Return the pages of the columns but for some."""
+        left = tuple(name for name in self.names if name not in names)
+        if self.file is None or left == self.names:
+            return self
+        file = _page_file(*_schema_of(self.group), left) if left else None
+        places = [] if file is None else [self.file.leaves.index(leaf) for leaf in file.leaves]
+        chunks, indexes = [self.chunks[place] for place in places], [self.indexes[place] for place in places]
+        return RowGroupPages(self.group, left, self.whole, file, chunks, indexes)
+
     def bytes_of(self, borders: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bytes that each part of the row group needs; `borders`: first row of each, and the end."""
         return sum((index.bytes_of(borders) for index in self.indexes), start=np.zeros(len(borders) - 1, np.int64))
@@ -171,23 +182,31 @@ class RowGroupPages:
         return _bad(self.group, self.chunks[leaf].path, wrong)
 
 
-def open_pages(group: StoredRowGroup, names: Sequence[str], fetch: Fetch | None = None) -> RowGroupPages:
+def open_pages(
+    group: StoredRowGroup, names: Sequence[str], fetch: Fetch | None = None, *, scan: bool = False
+) -> RowGroupPages:
     """Return the pages of columns of a row group. Reads their offset indexes: a few bytes for each page.
+
+    With `scan`, columns without an offset index are read by pages too: their page headers are read instead, which
+    takes some kilobytes and a request for each page.
 
     Raises:
         BadFile: an offset index or the footer is damaged.
         FileChanged, StoreUnavailable, StoreRefused: as `StoredRowGroup.fetch`.
     """
     chunks, tail = group.index.chunks, group.index.tail
-    start, stop = chunks.schema_range
-    schema = tail[start:stop], (group.index.arrow.metadata or {}).get(_ARROW_SCHEMA)
-    whole = dict(_whole_columns(*schema, tuple(names)))
+    fetch = group.fetch if fetch is None else fetch
+    whole = dict(_whole_columns(*_schema_of(group), tuple(names)))
     found: dict[int, ChunkPages] = {}
+    indexes: dict[int, PageIndex] = {}
     for name in names:
         try:
             for leaf in chunks.below(name) if name not in whole else ():
                 found[leaf] = ChunkPages.of(tail, chunks, group.number, leaf, num_rows=group.num_rows)
-                found[leaf].index_range()
+                if scan and found[leaf].index is None:
+                    indexes[leaf] = scan_pages(found[leaf], lambda start, stop: fetch([(start, stop)])[0])
+                else:
+                    found[leaf].index_range(group.size)
         except Unsplittable as exc:
             whole[name] = str(exc)
         except DamagedPages as exc:
@@ -195,24 +214,24 @@ def open_pages(group: StoredRowGroup, names: Sequence[str], fetch: Fetch | None 
         except ThriftError as exc:
             raise group.index.damaged(exc) from exc
     split = tuple(name for name in names if name not in whole)
-    file = _page_file(*schema, split) if split else None
+    file = _page_file(*_schema_of(group), split) if split else None
     leaves = [] if file is None else file.leaves
-    ranges = [found[leaf].index_range() for leaf in leaves]
-    for leaf, (start, stop) in zip(leaves, ranges, strict=True):
-        if stop > group.size:
-            wrong = DamagedPages(f"its offset index lies at bytes {start} to {stop} of a file of {group.size}")
-            raise _bad(group, found[leaf].path, wrong)
-    indexes = []
-    for leaf, data in zip(leaves, (group.fetch if fetch is None else fetch)(ranges) if ranges else (), strict=True):
+    stored = [leaf for leaf in leaves if leaf not in indexes]
+    ranges = [found[leaf].index_range(group.size) for leaf in stored]
+    for leaf, data in zip(stored, fetch(ranges) if ranges else (), strict=True):
         try:
-            indexes.append(parse_offset_index(data, found[leaf]))
+            indexes[leaf] = parse_offset_index(data, found[leaf])
         except DamagedPages as exc:
             raise _bad(group, found[leaf].path, exc) from exc
-    return RowGroupPages(group, split, whole, file, [found[leaf] for leaf in leaves], indexes)
+    return RowGroupPages(
+        group, split, whole, file, [found[leaf] for leaf in leaves], [indexes[leaf] for leaf in leaves]
+    )
 
 
-def part_facts(group: StoredRowGroup) -> PartFacts:
+def part_facts(group: StoredRowGroup, *, scan: bool = False) -> PartFacts:
     """Return what the footer says about a row group that decides into how many parts it is divided.
+
+    With `scan`, row groups without an offset index may be divided too; see `open_pages`.
 
     Raises:
         BadFile: the footer is damaged.
@@ -224,7 +243,7 @@ def part_facts(group: StoredRowGroup) -> PartFacts:
     num_bytes, widest_bytes = int(chunks.uncompressed_bytes[index].sum()), int(chunks.compressed_bytes[index, widest])
     try:
         found = ChunkPages.of(group.index.tail, chunks, index, widest, num_rows=group.num_rows)
-        pages = found.data_pages if found.index is not None else 0
+        pages = found.data_pages if scan or found.index is not None else 0
     except Unsplittable:
         pages = 0
     except (ThriftError, DamagedPages) as exc:
@@ -245,6 +264,12 @@ def narrow_columns(pages: RowGroupPages, borders: NDArray[np.int64], most: float
         if sum(float(index.bytes_of(borders).mean()) for index in indexes) > most * total:
             found.append(name)
     return found
+
+
+def _schema_of(group: StoredRowGroup) -> tuple[bytes, bytes | None]:
+    """Return the schema of a file and its Arrow schema, as stored."""
+    start, stop = group.index.chunks.schema_range
+    return group.index.tail[start:stop], group.index.metadata.get(_ARROW_SCHEMA)
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,284 @@
+"""A Parquet dataset whose chunks are parts of row groups: for a shuffle that mixes many row groups in little memory.
+
+`split_row_groups` divides the row groups of a `ParquetSource` (`parts`), and `ParquetParts` is the same dataset with
+the parts as chunks: it reads them by their pages (`pages`). Columns that are better read whole, because they are narrow
+or cannot be read by pages, are read once for each row group and kept for its other parts, as far as memory allows.
+Facts about values, such as statistics and sizes, are those of the row groups.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.dataset.catalog import threads_for
+from penstock.dataset.expand import MemoryLimit
+from penstock.dataset.pages import RowGroupPages, narrow_columns, open_pages, part_facts
+from penstock.dataset.parquet import ParquetSource
+from penstock.dataset.parts import part_borders
+from penstock.dataset.read import FileTouched, read_columns
+from penstock.errors import BadFile
+from penstock.source import ByteRange, Location, Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.dataset.read import StoredRowGroup
+    from penstock.source import Buffers
+    from penstock.storage.store import Range
+
+T = TypeVar("T")
+
+_KEPT_BYTES = 64 << 20
+"""Memory for columns that were read whole, and as much for offset indexes."""
+_NARROW_BYTES = 4 << 20
+"""A column that may take more memory than that in a row group is read by pages, however narrow it is."""
+_LEAF_BYTES = 2 << 10
+"""Memory of what is known about the pages of a leaf, without the pages."""
+
+
+def split_row_groups(source: ParquetSource, *, scan: bool = False) -> ParquetParts | None:
+    """Return a dataset with its row groups divided into parts; None if all of them are small, or cannot be divided.
+
+    The parts follow from the footers, which are read again if they are not in memory. A file whose footer is damaged,
+    which is an error when it is read, is not divided. With `scan`, files without an offset index are divided too.
+    """
+    facts = source.facts
+
+    def divide(chunk: int) -> NDArray[np.int64]:
+        try:
+            return part_borders(part_facts(source.part(chunk), scan=scan))
+        except BadFile:
+            return np.array([0, facts.chunk_rows[chunk]], np.int64)
+
+    if not len(facts.chunk_rows):
+        return None
+    with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
+        borders = list(pool.map(divide, range(len(facts.chunk_rows))))
+    return ParquetParts(source, borders, scan=scan) if any(len(one) > 2 for one in borders) else None
+
+
+class _Reading(NamedTuple):
+    """How columns of a row group are read."""
+
+    pages: tuple[Any, ...]
+    """Fields of a `RowGroupPages`, but for the row group, whose footer is not to be kept in memory."""
+    whole: tuple[str, ...]
+    """Columns that are read whole."""
+
+
+class ParquetParts(ParquetSource):
+    """The same rows as a `ParquetSource`, in the same order, with parts of row groups as chunks. Safe for threads."""
+
+    def __init__(self, whole: ParquetSource, borders: Sequence[NDArray[np.int64]], *, scan: bool = False) -> None:
+        """Divide each row group at rows: `borders` has the first row of each part, and the end, for every chunk."""
+        vars(self).update(vars(whole))
+        counts = np.array([len(one) - 1 for one in borders], np.int64)
+        self.chunk: NDArray[np.int64] = np.repeat(np.arange(len(counts)), counts)
+        """Chunk of the undivided source in which each part lies."""
+        self.first_row: NDArray[np.int64] = np.concatenate([one[:-1] for one in borders])
+        """Where each part begins in it."""
+        rows = np.concatenate([np.diff(one) for one in borders])
+        file = whole.facts.chunk_file[self.chunk]
+        number = np.arange(len(file)) - np.searchsorted(file, file, "left")
+        self.facts = replace(
+            whole.facts, chunk_file=file, chunk_part=number.astype(np.int32), chunk_rows=rows, part_noun="part"
+        )
+        self._whole, self._borders, self._scan = whole, list(borders), scan
+        self._verified = {}
+        self._readings = _RecentlyUsed[_Reading](_KEPT_BYTES)
+        self._columns = _RecentlyUsed[pa.ChunkedArray](_KEPT_BYTES)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._whole, self._borders, self._scan)
+
+    def locate(self, chunk: int, row: int | None = None) -> Location:
+        """Return the path, the part with its row group, and the row within the part."""
+        place, number = self._whole.locate(int(self.chunk[chunk])), int(self.facts.chunk_part[chunk])
+        start, stop = self._rows_of(chunk)
+        return Location(place.path, number, f"part {number} ({place.part_name}, rows {start} to {stop})", row)
+
+    def part(self, chunk: int) -> StoredRowGroup:
+        """Return what is needed to read the row group of a part."""
+        return self._whole.part(int(self.chunk[chunk]))
+
+    def ranges(self, chunk: int, columns: Sequence[str]) -> Sequence[ByteRange]:
+        """Return the bytes of the pages that hold the rows; of whole columns, only if they are not in memory.
+
+        Reads the footer and the offset indexes if they are not in memory.
+        """
+        if self._is_whole(chunk):
+            return self._whole.ranges(int(self.chunk[chunk]), columns)
+        group = self.part(chunk)
+        reading = self._reading(chunk, group, [name for name in columns if name not in self.facts.constants])
+        missing = [name for name in reading.whole if (int(self.chunk[chunk]), name) not in self._columns]
+        pages = RowGroupPages(group, *reading.pages)
+        found = {*pages.ranges(*self._rows_of(chunk)), *group.ranges(missing).values()}
+        return [ByteRange(group.file.path, start, stop) for start, stop in sorted(found)]
+
+    def statistics(
+        self, column: str, *, bounds: bool = True, chunks: NDArray[np.int64] | None = None
+    ) -> Statistics | None:
+        """Return bounds and null counts of the row groups; how many nulls are in a part is known if all or none are."""
+        chunks = None if chunks is None else np.unique(self.chunk[chunks])
+        found = self._whole.statistics(column, bounds=bounds, chunks=chunks)
+        if found is None:
+            return None
+        rows = self._whole.facts.chunk_rows[self.chunk]
+
+        def nulls(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+            here = counts[self.chunk]
+            return np.where(here == 0, 0, np.where(here == rows, self.facts.chunk_rows, -1))
+
+        low, high = (None if one is None else one.take(pa.array(self.chunk)) for one in (found.low, found.high))
+        return Statistics(nulls(found.nulls), nulls(found.element_nulls), low, high)
+
+    def content(self) -> str:
+        """Return the digest of the undivided source."""
+        return self._whole.content()
+
+    def row_bytes(self, columns: Sequence[str] | None = None) -> float:
+        """Return what the undivided source says."""
+        return self._whole.row_bytes(columns)
+
+    def chunk_bytes(self, columns: Sequence[str]) -> NDArray[np.float64]:
+        """Return the bytes of each part in memory: its share of its row group, by rows."""
+        shares = self.facts.chunk_rows / self._whole.facts.chunk_rows[self.chunk]
+        found: NDArray[np.float64] = self._whole.chunk_bytes(columns)[self.chunk] * shares
+        return found
+
+    def _rows_of(self, chunk: int) -> tuple[int, int]:
+        return int(self.first_row[chunk]), int(self.first_row[chunk] + self.facts.chunk_rows[chunk])
+
+    def _is_whole(self, chunk: int) -> bool:
+        return len(self._borders[self.chunk[chunk]]) == 2
+
+    def _read_part(self, chunk: int, columns: list[str], buffers: Buffers | None, limit_bytes: int | None) -> pa.Table:
+        if self._is_whole(chunk):
+            return self._whole._read_part(int(self.chunk[chunk]), columns, buffers, limit_bytes)
+        group = self.part(chunk)
+        try:
+            return self._read_rows(chunk, group, columns, buffers, limit_bytes)
+        except FileTouched:  # once more, without watching the file: it may be touched all the time
+            return self._read_rows(chunk, replace(group, watched=False, cached=None), columns, None, limit_bytes)
+
+    def _read_rows(
+        self, chunk: int, group: StoredRowGroup, columns: list[str], buffers: Buffers | None, limit_bytes: int | None
+    ) -> pa.Table:
+        """Read columns of a part, with their checksums where this is due."""
+        asked = tuple(columns)
+        if asked not in self._verified:
+            self._verified[asked] = bytearray(len(self.facts.chunk_rows))
+        verified, mark = self._verified[asked], 1 + group.seen.times % 255
+        verify = self.format.verify
+        group = replace(group, verify=verified[chunk] != mark if verify == "first" else verify)
+        reading, (start, stop) = self._reading(chunk, group, columns), self._rows_of(chunk)
+        pages = RowGroupPages(group, *reading.pages)
+        held = {(one.start, one.stop): data for one, data in (buffers or {}).items() if one.path == group.file.path}
+        try:
+            table = pages.read(start, stop, _fetcher(group, held), limit_bytes=limit_bytes)
+        except BadFile:
+            if group.cached is None:
+                raise
+            # The store may have given bad bytes once: forget them, and ask it again.
+            group.cached.forget_ranges(group, pages.ranges(start, stop))
+            return self._read_rows(chunk, replace(group, cached=None), columns, None, limit_bytes)
+        found = dict(zip(table.column_names, table.columns, strict=True))
+        for name in reading.whole:
+            column = self._whole_column(chunk, group, name, held, limit_bytes).slice(start, stop - start)
+            # A copy: the rows may stay in memory for long, and the column must not.
+            found[name] = pa.chunked_array([pa.concat_arrays(column.chunks)])
+        verified[chunk] = mark
+        return pa.table({name: found[name] for name in columns})
+
+    def _reading(self, chunk: int, group: StoredRowGroup, columns: Sequence[str]) -> _Reading:
+        """Return how columns are read; reads their offset indexes if they are not in memory."""
+        key = int(self.chunk[chunk]), tuple(columns)
+        found = self._readings.get(key)
+        if found is None:
+            pages = open_pages(group, columns, _fetcher(group, {}), scan=self._scan)
+            narrow = [name for name in narrow_columns(pages, self._borders[key[0]]) if _is_small(group, name)]
+            left = pages.without(narrow)
+            whole = tuple(name for name in columns if name not in left.names)
+            found = _Reading((left.names, left.whole, left.file, left.chunks, left.indexes), whole)
+            self._readings.put(key, found, sum(16 * len(index) + _LEAF_BYTES for index in left.indexes))
+        return found
+
+    def _whole_column(
+        self, chunk: int, group: StoredRowGroup, name: str, held: Any, limit_bytes: int | None
+    ) -> pa.ChunkedArray:
+        key = int(self.chunk[chunk]), name
+        column = self._columns.get(key)
+        if column is None:
+            ranges = group.ranges([name]).values()
+            if all(one in held for one in ranges):
+                group = replace(group, held={one[0]: pa.py_buffer(held[one]) for one in ranges})
+            if limit_bytes is not None:
+                group = replace(group, limit=MemoryLimit(limit_bytes, {name: self._fields[name].type}))
+            column = read_columns(group, [name]).column(0)
+            self._columns.put(key, column, column.nbytes)
+        return column
+
+
+class _RecentlyUsed(Generic[T]):
+    """The values used last, up to a number of bytes; safe for threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit, self._used = limit_bytes, 0
+        self._values: OrderedDict[Any, tuple[T, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def get(self, key: object) -> T | None:
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: object, value: T, num_bytes: int) -> None:
+        with self._lock:
+            if key in self._values or num_bytes > self._limit:
+                return
+            self._values[key] = value, num_bytes
+            self._used += num_bytes
+            while self._used > self._limit:
+                self._used -= self._values.popitem(last=False)[1][1]
+
+
+def _fetcher(group: StoredRowGroup, held: Mapping[Range, Any]) -> Callable[[Sequence[Range]], Sequence[Any]]:
+    """Return a function that returns ranges of the file: those at hand, others through the cache or from the store."""
+    cached = group.cached
+    fetch = group.fetch if cached is None else lambda ranges: cached.fetch(group, ranges)
+
+    def found(ranges: Sequence[Range]) -> Sequence[Any]:
+        missing = [one for one in ranges if one not in held]
+        more = dict(zip(missing, fetch(missing), strict=True)) if missing else {}
+        return [held[one] if one in held else more[one] for one in ranges]
+
+    return found
+
+
+def _is_small(group: StoredRowGroup, name: str) -> bool:
+    """Tell whether a whole column surely takes little memory."""
+    chunks, leaves = group.index.chunks, group.index.chunks.below(name)
+    known = chunks.memory_bytes[group.number, leaves]
+    values, stored = (
+        one[group.number, leaves].astype(np.float64) for one in (chunks.num_values, chunks.uncompressed_bytes)
+    )
+    # No value is longer than its column chunk, dictionary included.
+    return bool(np.where(np.isnan(known), values * stored, known).sum() <= _NARROW_BYTES)
+
+
+def _unpickled(whole: ParquetSource, borders: Sequence[NDArray[np.int64]], scan: bool) -> ParquetParts:
+    return ParquetParts(whole, borders, scan=scan)

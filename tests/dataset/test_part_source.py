@@ -1,0 +1,163 @@
+"""Parts of row groups as the chunks of a source: the same rows, read by their pages."""
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock
+from penstock.dataset import parts
+from penstock.dataset.parquet import open_parquet
+from penstock.dataset.part_source import ParquetParts, split_row_groups
+from penstock.errors import BadFile, FileChanged
+from penstock.source import read_table
+from penstock.storage.cache import MemoryCache
+from penstock.testing.source_suite import SourceTests
+
+
+class TestSuite(SourceTests):
+    """What plan and engine rely on, with parts of two row groups in each of two files."""
+
+    def make_source(self, table, part_rows, folder):
+        half, start, borders = max(1, len(part_rows) // 2), 0, []
+        for number, sizes in enumerate([part_rows[:half], part_rows[half:]]):
+            with pq.ParquetWriter(
+                folder / f"file-{number}.parquet", table.schema, write_page_index=True, data_page_size=1,
+                write_batch_size=2,
+            ) as writer:  # fmt: skip
+                for group in (sizes[:2], sizes[2:]):
+                    if group:
+                        writer.write_table(table.slice(start, sum(group)))
+                        start += sum(group)
+                        borders.append(np.cumsum([0, *group]))
+        return ParquetParts(open_parquet(folder), borders)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(parts, "TARGET_BYTES", 20_000)
+    monkeypatch.setattr(parts, "LEAST_BYTES", 10_000)
+
+
+def write(folder, num_rows=1_000, *, files=2, **options):
+    rng = np.random.default_rng(0)
+    for number in range(files):
+        table = pa.table(
+            {
+                "id": np.arange(num_rows) + number * num_rows,
+                "label": [f"class {i // 40}" for i in range(num_rows)],
+                "image": pa.array([rng.bytes(int(k)) for k in rng.integers(200, 600, num_rows)], pa.binary()),
+                "box": [None if i % 9 == 0 else {"x": i, "name": f"box {i}"} for i in range(num_rows)],
+            }
+        )
+        keywords = {"write_page_index": True, "data_page_size": 1_000, "write_batch_size": 10, **options}
+        pq.write_table(
+            table, folder / f"{number}.parquet", row_group_size=num_rows // 2, use_dictionary=False, **keywords
+        )
+    return open_parquet(folder)
+
+
+def test_large_row_groups_are_divided_and_hold_the_same_rows(tmp_path):
+    source = write(tmp_path)
+    divided = split_row_groups(source)
+    names = source.facts.arrow_schema.names
+    assert len(divided.facts.chunk_rows) > 30
+    assert divided.facts.chunk_rows.sum() == 2_000
+    for chunk in range(len(divided.facts.chunk_rows)):
+        start, rows = int(divided.first_row[chunk]), int(divided.facts.chunk_rows[chunk])
+        wanted = read_table(source, int(divided.chunk[chunk]), names).slice(start, rows)
+        assert read_table(divided, chunk, names).equals(wanted)
+
+
+def test_ranges_are_those_of_few_pages(tmp_path):
+    source = write(tmp_path)
+    divided = split_row_groups(source)
+    needed = sum(one.stop - one.start for chunk in range(4) for one in source.ranges(chunk, ["image", "id"]))
+    read = 0
+    for chunk in range(len(divided.facts.chunk_rows)):
+        ranges = divided.ranges(chunk, ["image", "id"])
+        read += sum(one.stop - one.start for one in ranges)
+        buffers = {}
+        for one in ranges:
+            with open(one.path, "rb") as file:
+                file.seek(one.start)
+                buffers[one] = file.read(one.stop - one.start)
+        found = divided.read(chunk, ["image", "id"], buffers)
+        assert found.equals(divided.read(chunk, ["image", "id"]))
+    assert needed <= read < 1.2 * needed
+
+
+def test_a_file_without_pages_to_find_is_not_divided_unless_it_is_scanned(tmp_path):
+    source = write(tmp_path, write_page_index=False)
+    assert split_row_groups(source) is None
+    divided = split_row_groups(source, scan=True)
+    names = source.facts.arrow_schema.names
+    table = pa.concat_tables([divided.read(chunk, names) for chunk in range(len(divided.facts.chunk_rows))])
+    assert table.equals(pa.concat_tables([source.read(chunk, names) for chunk in range(4)]))
+
+
+def test_small_row_groups_are_not_divided(tmp_path):
+    assert split_row_groups(write(tmp_path, 20)) is None
+
+
+def test_it_pickles_with_its_parts(tmp_path):
+    divided = split_row_groups(write(tmp_path))
+    copy = pickle.loads(pickle.dumps(divided))
+    assert copy.facts.chunk_rows.tolist() == divided.facts.chunk_rows.tolist()
+    assert copy.read(7, ["id", "label"]).equals(divided.read(7, ["id", "label"]))
+    assert copy.row_bytes() == divided.row_bytes()
+
+
+def test_a_cache_serves_the_second_epoch(tmp_path):
+    write(tmp_path)
+    cache = MemoryCache(100 << 20)
+    source = open_parquet(tmp_path, cache=cache)
+    divided = split_row_groups(source)
+    first = [divided.read(chunk, ["id", "image"]) for chunk in range(len(divided.facts.chunk_rows))]
+    misses = cache.stats["misses"]
+    assert misses > len(first)
+    again = split_row_groups(source)
+    assert first == [again.read(chunk, ["id", "image"]) for chunk in range(len(first))]
+    assert cache.stats["misses"] == misses
+
+
+def test_a_damaged_page_is_named_and_leaves_other_parts_alone(tmp_path):
+    source = write(tmp_path, compression="zstd")
+    divided = split_row_groups(source)
+    one = divided.ranges(3, ["image"])[0]
+    data = bytearray((tmp_path / "0.parquet").read_bytes())
+    data[one.start + 30 : one.stop] = b"\xff" * (one.stop - one.start - 30)
+    (tmp_path / "0.parquet").write_bytes(data)
+    damaged = split_row_groups(open_parquet(tmp_path))
+    assert damaged.read(2, ["image"]).num_rows == damaged.facts.chunk_rows[2]
+    with pytest.raises(BadFile, match=r"0\.parquet, row group 0, column 'image'"):
+        damaged.read(3, ["image"])
+    assert damaged.read(3, ["id"]).num_rows == damaged.facts.chunk_rows[3]
+
+
+def test_a_file_that_was_written_again_is_noticed(tmp_path):
+    divided = split_row_groups(write(tmp_path))
+    divided.read(0, ["image"])
+    write(tmp_path, 900)
+    with pytest.raises(FileChanged):
+        divided.read(1, ["image"])
+
+
+def test_a_file_that_was_only_touched_is_read(tmp_path):
+    divided = split_row_groups(write(tmp_path))
+    before = divided.read(1, ["image"])
+    data = (tmp_path / "0.parquet").read_bytes()
+    (tmp_path / "0.parquet").unlink()
+    (tmp_path / "0.parquet").write_bytes(data)
+    assert divided.read(1, ["image"]).equals(before)
+
+
+def test_rows_come_in_order_and_shuffled(tmp_path):
+    divided = split_row_groups(write(tmp_path))
+    dataset = penstock.open(divided)
+    assert [row["id"] for row in dataset] == list(range(2_000))
+    with dataset.loader(batch_size=50, shuffle=True, seed=1, rank=0, world=1) as loader:
+        ids = np.concatenate([batch["id"] for batch in loader])
+    assert sorted(ids.tolist()) == list(range(2_000))

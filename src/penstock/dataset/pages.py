@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     Fetch = Callable[[Sequence[Range]], Sequence[Any]]
 
-_CURE = "write the file again, or open the dataset with parts=False to read whole row groups"
+_CURE = "write the file again, or load with parts=False to read whole row groups"
 _ARROW_SCHEMA = b"ARROW:schema"
 _SPELLED_OUT = frozenset({0, 6, 9})
 """Encodings PLAIN, DELTA_LENGTH_BYTE_ARRAY and BYTE_STREAM_SPLIT: every value with all its bytes."""

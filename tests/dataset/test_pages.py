@@ -1,5 +1,6 @@
 """Rows of a row group read from its pages equal the same rows of a whole read, whatever the types and the writer."""
 
+import base64
 import inspect
 from dataclasses import replace
 from pathlib import Path
@@ -246,3 +247,24 @@ def test_spark_gives_up_dictionaries_and_cuts_leaves_differently():
     ]
     assert len(leaves) == 2
     assert leaves[0].rows.tolist() != leaves[1].rows.tolist()
+
+
+def test_encrypted_columns_are_left_to_a_whole_read(tmp_path):
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Kms(encryption.KmsClient):
+        def wrap_key(self, key_bytes, master_key_identifier):
+            return base64.b64encode(key_bytes)
+
+        def unwrap_key(self, wrapped_key, master_key_identifier):
+            return base64.b64decode(wrapped_key)
+
+    config = encryption.EncryptionConfiguration(
+        footer_key="footer", column_keys={"column": ["label"]}, plaintext_footer=True
+    )
+    factory, connection = encryption.CryptoFactory(lambda _: Kms()), encryption.KmsConnectionConfig()
+    properties = factory.file_encryption_properties(connection, config)
+    path = write(tmp_path / "a.parquet", images(), encryption_properties=properties, write_batch_size=100)
+    pages = pages_of(path)
+    assert pages.whole == {"label": "it is encrypted"}
+    assert pages.read(5, 9).equals(images().select(["id", "image"]).slice(5, 4))

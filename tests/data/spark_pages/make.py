@@ -4,6 +4,8 @@ Each file has the same rows in small pages and several row groups, as Spark writ
 that are given up, nested columns, nulls. `v1` and `v2` are the versions of the data pages.
 """
 
+import datetime
+import decimal
 import glob
 import shutil
 import sys
@@ -12,13 +14,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-NUM_ROWS = 1_000
+NUM_ROWS = 800
 
 
 def row(i: int) -> dict:
     return {
         "id": i,
         "label": i // 100,
+        "at": None if i % 5 == 0 else datetime.datetime(2024, 1, 1) + datetime.timedelta(minutes=i),
+        "price": decimal.Decimal(i) / 8,
         "city": f"city {i % 5}" if i % 400 < 150 else f"another city, number {i}",
         "name": None if i % 7 == 0 else f"name {i * 7919 % 613}",
         "image": bytes((i * k * k + k) % 251 for k in range(8 + i % 23)),
@@ -30,7 +34,8 @@ def row(i: int) -> dict:
 
 
 SCHEMA = (
-    "id long, label int, city string, name string, image binary, tags array<string>, "
+    "id long, label int, at timestamp, price decimal(22, 3), city string, name string, image binary, "
+    "tags array<string>, "
     "box struct<x: double, corner: struct<a: int, b: string>>, "
     "turns array<struct<role: string, words: array<string>>>, counts map<string, long>"
 )
@@ -39,6 +44,7 @@ SCHEMA = (
 def main(name: str, *versions: str) -> None:
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
     frame = spark.createDataFrame([row(i) for i in range(NUM_ROWS)], SCHEMA).coalesce(1)
     options = {
         "parquet.page.size": "700",

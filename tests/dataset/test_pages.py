@@ -179,6 +179,13 @@ def test_checksums_are_verified_where_the_row_group_asks_for_it(tmp_path):
     assert checked.read(50, 55, fetch).equals(images(100).select(["image"]).slice(50, 5))
 
 
+def test_rows_do_not_keep_much_larger_pages_in_memory(tmp_path):
+    path = write(tmp_path / "a.parquet", images(), use_dictionary=False)
+    part = pages_of(path).read(10, 20)
+    kept = sum(buffer.size for column in part.columns for buffer in column.chunk(0).buffers() if buffer is not None)
+    assert kept < 2 * part.nbytes
+
+
 class TestLimit:
     LONG = "long " * 20_000
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _CURE = "write the file again, or load with parts=False to read whole row groups"
 _ARROW_SCHEMA = b"ARROW:schema"
+_MOST_WASTE = 1.25
 _SPELLED_OUT = frozenset({0, 6, 9})
 """Encodings PLAIN, DELTA_LENGTH_BYTE_ARRAY and BYTE_STREAM_SPLIT: every value with all its bytes."""
 
@@ -103,7 +104,10 @@ class RowGroupPages:
             if len(column) != pages[leaf].rows:
                 wrong = f"its pages hold {len(column)} rows, the offset index says {pages[leaf].rows}"
                 raise self._damaged(DamagedPages(wrong), leaf)
-            leaves[leaf] = column.slice(start - int(index.rows[index.span(start, stop)[0]]), stop - start)
+            column = column.slice(start - int(index.rows[index.span(start, stop)[0]]), stop - start)
+            # A slice keeps all rows of its pages in memory: copied if that is much more than it should take.
+            wasteful = pages[leaf].rows > _MOST_WASTE * (stop - start)
+            leaves[leaf] = pa.chunked_array([pa.concat_arrays(column.chunks)]) if wasteful else column
         for leaf in unknown:
             column, kind = leaves[leaf], self.file.types[leaf]
             known += column.nbytes if column.type == kind else sum(map(plain_bytes, column.chunks))

@@ -52,6 +52,8 @@ def split_row_groups(source: ParquetSource, *, scan: bool = False) -> ParquetPar
     which is an error when it is read, is not divided. With `scan`, files without an offset index are divided too.
     """
     facts = source.facts
+    if not len(facts.chunk_rows):
+        return None
 
     def divide(chunk: int) -> NDArray[np.int64]:
         try:
@@ -59,10 +61,10 @@ def split_row_groups(source: ParquetSource, *, scan: bool = False) -> ParquetPar
         except BadFile:
             return np.array([0, facts.chunk_rows[chunk]], np.int64)
 
-    if not len(facts.chunk_rows):
-        return None
+    firsts = np.flatnonzero(np.diff(facts.chunk_file, prepend=-1))
     with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
-        borders = list(pool.map(divide, range(len(facts.chunk_rows))))
+        files = np.split(np.arange(len(facts.chunk_rows)), firsts[1:])
+        borders = [one for found in pool.map(lambda file: list(map(divide, file.tolist())), files) for one in found]
     return ParquetParts(source, borders, scan=scan) if any(len(one) > 2 for one in borders) else None
 
 

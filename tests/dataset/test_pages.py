@@ -79,6 +79,16 @@ def test_a_list_of_structs_is_read_by_pages_of_each_leaf(tmp_path):
     assert pages.read(201, 207).column("turns").to_pylist() == turns[201:207]
 
 
+def test_a_struct_that_is_not_nullable_inside_of_a_null_one(tmp_path):
+    inner = pa.struct([pa.field("map", pa.map_(pa.string(), pa.int8())), pa.field("x", pa.struct([("y", pa.int32())]))])
+    outer = pa.struct([pa.field("a", pa.list_(pa.int32()), False), pa.field("b", inner, False)])
+    rows = [None if i % 3 else {"a": [i], "b": {"map": [("k", 1)], "x": {"y": i}}} for i in range(60)]
+    table = pa.table({"s": pa.array(rows, outer)})
+    pages = pages_of(write(tmp_path / "a.parquet", table, data_page_size=300, write_batch_size=4))
+    for start in range(50):
+        assert pages.read(start, start + 10).equals(table.slice(start, 10))
+
+
 def test_ranges_are_the_pages_that_hold_the_rows_and_the_dictionary_only_if_they_use_it(tmp_path):
     rng = np.random.default_rng(0)
     table = pa.table({"x": pa.array([rng.bytes(100) for _ in range(1_000)])})

@@ -1,6 +1,7 @@
 """Parts of row groups as the chunks of a source: the same rows, read by their pages."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from penstock.dataset import parts
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.part_source import ParquetParts, split_row_groups
 from penstock.errors import BadFile, FileChanged
-from penstock.source import read_table
+from penstock.source import Selection, pack_mask, read_table
 from penstock.storage.cache import MemoryCache
 from penstock.testing.source_suite import SourceTests
 
@@ -100,6 +101,17 @@ def test_a_file_without_pages_to_find_is_not_divided_unless_it_is_scanned(tmp_pa
 
 def test_small_row_groups_are_not_divided(tmp_path):
     assert split_row_groups(write(tmp_path, 20)) is None
+
+
+def test_deleted_rows_stay_deleted(tmp_path):
+    source = write(tmp_path)
+    keep = np.arange(500) % 7 != 0
+    keep[100:200] = False
+    counts = np.array([500, keep.sum(), 0, 500])
+    source.facts = replace(source.facts, selection=Selection(counts, {1: pack_mask(keep)}))
+    wanted = [row["id"] for row in penstock.open(source)]
+    assert len(wanted) == counts.sum()
+    assert [row["id"] for row in penstock.open(split_row_groups(source))] == wanted
 
 
 def test_it_pickles_with_its_parts(tmp_path):

@@ -90,8 +90,11 @@ def only_leaf(kind: pa.DataType, leaf: int) -> pa.DataType:
     return pa.large_list(inner) if pa.types.is_large_list(kind) else pa.list_(inner)
 
 
-def join_leaves(kind: pa.DataType, leaves: Sequence[pa.Array]) -> pa.Array:
+def join_leaves(kind: pa.DataType, leaves: Sequence[pa.Array], within: NDArray[np.bool_] | None = None) -> pa.Array:
     """Return a column of type `kind` from columns of its leaves (see `only_leaf`), all of the same rows.
+
+    `within` says in which rows the struct around the column is there, None: in all. In others the leaves need not
+    agree about nulls: pyarrow reads a struct that is not nullable inside of a null one as null or not.
 
     Raises:
         DamagedPages: the leaves do not agree about nulls and lengths of the lists that they share.
@@ -99,15 +102,16 @@ def join_leaves(kind: pa.DataType, leaves: Sequence[pa.Array]) -> pa.Array:
     if len(leaves) == 1:
         return leaves[0]
     if isinstance(kind, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(kind, join_leaves(kind.storage_type, leaves))
+        return pa.ExtensionArray.from_storage(kind, join_leaves(kind.storage_type, leaves, within))
     length, valid = len(leaves[0]), validity(leaves[0])
+    present = _both(valid, within)
     for leaf in leaves[1:]:
-        if len(leaf) != length or not _equal(validity(leaf), valid):
+        if len(leaf) != length or not _equal(_both(validity(leaf), within), present):
             raise DamagedPages("its leaves do not agree about which rows are null")
     packed = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     nulls = leaves[0].null_count
     if pa.types.is_struct(kind):
-        inner = _join_fields(kind, [leaf.field(0) for leaf in leaves])
+        inner = _join_fields(kind, [leaf.field(0) for leaf in leaves], present)
         return pa.Array.from_buffers(kind, length, [packed], nulls, children=inner)
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
@@ -126,12 +130,14 @@ def join_leaves(kind: pa.DataType, leaves: Sequence[pa.Array]) -> pa.Array:
     return pa.Array.from_buffers(kind, length, [packed, pa.py_buffer(places[0])], nulls, children=inner)
 
 
-def _join_fields(kind: pa.DataType, leaves: Sequence[pa.Array]) -> list[pa.Array]:
+def _join_fields(
+    kind: pa.DataType, leaves: Sequence[pa.Array], within: NDArray[np.bool_] | None = None
+) -> list[pa.Array]:
     """Return the columns of all fields inside of a type, from their leaves."""
     found, first = [], 0
     for field in children(kind):
         stop = first + count_leaves(field.type)
-        found.append(join_leaves(field.type, leaves[first:stop]))
+        found.append(join_leaves(field.type, leaves[first:stop], within))
         first = stop
     return found
 
@@ -141,7 +147,15 @@ def _integers(array: pa.Array) -> NDArray[np.integer[Any]]:
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
 
+def _both(left: NDArray[np.bool_] | None, right: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+    """Return where both are true; None stands for everywhere."""
+    if left is None or right is None:
+        return right if left is None else left
+    both: NDArray[np.bool_] = left & right
+    return both
+
+
 def _equal(left: NDArray[np.bool_] | None, right: NDArray[np.bool_] | None) -> bool:
     if left is None or right is None:
-        return left is right
+        return left is right or bool((right if left is None else left).all())  # type: ignore[union-attr]
     return np.array_equal(left, right)

@@ -24,7 +24,7 @@ from penstock.dataset.parquet import ParquetSource
 from penstock.dataset.parts import part_borders
 from penstock.dataset.read import FileTouched, read_columns
 from penstock.errors import BadFile
-from penstock.source import ByteRange, Location, Statistics
+from penstock.source import ByteRange, Location, Selection, Statistics, pack_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +92,12 @@ class ParquetParts(ParquetSource):
         file = whole.facts.chunk_file[self.chunk]
         number = np.arange(len(file)) - np.searchsorted(file, file, "left")
         self.facts = replace(
-            whole.facts, chunk_file=file, chunk_part=number.astype(np.int32), chunk_rows=rows, part_noun="part"
+            whole.facts,
+            chunk_file=file,
+            chunk_part=number.astype(np.int32),
+            chunk_rows=rows,
+            part_noun="part",
+            selection=None if whole.facts.selection is None else self._split_selection(whole.facts.selection, rows),
         )
         self._whole, self._borders, self._scan = whole, list(borders), scan
         self._verified = {}
@@ -156,6 +161,19 @@ class ParquetParts(ParquetSource):
         shares = self.facts.chunk_rows / self._whole.facts.chunk_rows[self.chunk]
         found: NDArray[np.float64] = self._whole.chunk_bytes(columns)[self.chunk] * shares
         return found
+
+    def _split_selection(self, selection: Selection, num_rows: NDArray[np.int64]) -> Selection:
+        """Return the same rows as a selection of parts; `num_rows` are those of each part."""
+        counts = np.where(selection.counts[self.chunk] > 0, num_rows, 0)
+        bitmaps: dict[int, NDArray[np.uint8]] = {}
+        for chunk, packed in selection.bitmaps.items():
+            keep = np.unpackbits(packed, bitorder="little").astype(np.bool_)
+            for part in np.flatnonzero(self.chunk == chunk).tolist():
+                here = keep[self.first_row[part] :][: num_rows[part]]
+                counts[part] = np.count_nonzero(here)
+                if 0 < counts[part] < num_rows[part]:
+                    bitmaps[part] = pack_mask(here)
+        return Selection(counts, bitmaps, selection.skipped)
 
     def _rows_of(self, chunk: int) -> tuple[int, int]:
         return int(self.first_row[chunk]), int(self.first_row[chunk] + self.facts.chunk_rows[chunk])

@@ -157,6 +157,13 @@ def test_a_file_that_was_written_again_is_noticed(tmp_path):
         divided.read(1, ["image"])
 
 
+def test_a_file_that_is_gone_is_named(tmp_path):
+    divided = split_row_groups(write(tmp_path))
+    (tmp_path / "0.parquet").unlink()
+    with pytest.raises(BadFile, match=r"0\.parquet.*not there any more"):
+        divided.read(1, ["image"])
+
+
 def test_a_file_that_was_only_touched_is_read(tmp_path):
     divided = split_row_groups(write(tmp_path))
     before = divided.read(1, ["image"])

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 _CURE = "write the file again, or load with parts=False to read whole row groups"
 _ARROW_SCHEMA = b"ARROW:schema"
 _MOST_WASTE = 1.25
+"""Rows in memory for each row that is read, at most; for more, the rows are copied."""
 _SPELLED_OUT = frozenset({0, 6, 9})
 """Encodings PLAIN, DELTA_LENGTH_BYTE_ARRAY and BYTE_STREAM_SPLIT: every value with all its bytes."""
 
@@ -92,9 +93,10 @@ class RowGroupPages:
         held = dict(zip(wanted, map(pa.py_buffer, fetch(wanted)), strict=True))
         pages = [self._pages_of(leaf, (start, stop), held, fetch) for leaf in range(len(self.indexes))]
         # Dictionaries may expand to thousands of times their bytes: what may be too much stays as it is at first.
-        large = limit_bytes is not None and sum(one.most_bytes for one in pages) > limit_bytes
+        most = [one.most_bytes * (stop - start) / one.rows for one in pages]
+        large = limit_bytes is not None and sum(most) > limit_bytes
         unknown = [leaf for leaf, one in enumerate(pages) if large and not one.is_exact]
-        known = sum(one.most_bytes for one in pages if large and one.is_exact)
+        known = sum(size for size, one in zip(most, pages, strict=True) if large and one.is_exact)
         self._check_memory((start, stop), known, limit_bytes)
         try:
             leaves = self.file.decode(pages, verifying(verify=self.group.verify), unknown)

@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from penstock.dataset.catalog import threads_for
 from penstock.dataset.expand import MemoryLimit
+from penstock.dataset.format import REOPEN
 from penstock.dataset.pages import RowGroupPages, narrow_columns, open_pages, part_facts
 from penstock.dataset.parquet import ParquetSource
 from penstock.dataset.parts import part_borders
-from penstock.dataset.read import FileTouched, read_columns
+from penstock.dataset.read import GONE, FileTouched, read_columns
 from penstock.errors import BadFile
 from penstock.source import ByteRange, Location, Selection, Statistics, pack_mask
 
@@ -189,6 +190,8 @@ class ParquetParts(ParquetSource):
             return self._read_rows(chunk, group, columns, buffers, limit_bytes)
         except FileTouched:  # once more, without watching the file: it may be touched all the time
             return self._read_rows(chunk, replace(group, watched=False, cached=None), columns, None, limit_bytes)
+        except FileNotFoundError as exc:
+            raise group.bad(GONE, REOPEN) from exc
 
     def _read_rows(
         self, chunk: int, group: StoredRowGroup, columns: list[str], buffers: Buffers | None, limit_bytes: int | None

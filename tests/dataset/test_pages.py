@@ -189,6 +189,48 @@ def test_checksums_are_verified_where_the_row_group_asks_for_it(tmp_path):
     assert checked.read(50, 55, fetch).equals(images(100).select(["image"]).slice(50, 5))
 
 
+class PointType(pa.ExtensionType):
+    """A pair of numbers, which Parquet stores as two leaves."""
+
+    def __init__(self):
+        super().__init__(pa.struct([("x", pa.float32()), ("y", pa.float32())]), "penstock.tests.point")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type, serialized):
+        return cls()
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_extension_types(tmp_path, registered):
+    points = pa.array([None if i % 7 == 0 else {"x": i, "y": -i} for i in range(200)], PointType().storage_type)
+    tensor = pa.fixed_shape_tensor(pa.int32(), [2, 2])
+    tensors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(800, dtype=np.int32)), 4)
+    table = pa.table(
+        {
+            f"point {registered}": pa.ExtensionArray.from_storage(PointType(), points),
+            "tensor": pa.ExtensionArray.from_storage(tensor, tensors),
+        }
+    )
+    path = write(tmp_path / "a.parquet", table, data_page_size=300, write_batch_size=8, use_dictionary=False)
+    group = open_parquet(path).part(0)
+    if registered:
+        pa.register_extension_type(PointType())
+    try:
+        whole = pq.ParquetFile(path).read_row_group(0)
+        assert isinstance(whole.schema.field(0).type, pa.ExtensionType) == registered
+        pages = open_pages(group, table.column_names)
+        for start in range(0, 190, 9):
+            part, wanted = pages.read(start, start + 10), whole.slice(start, 10)
+            assert part.schema.equals(wanted.schema.remove_metadata(), check_metadata=True)
+            assert part.equals(wanted)
+    finally:
+        if registered:
+            pa.unregister_extension_type("penstock.tests.point")
+
+
 def test_rows_do_not_keep_much_larger_pages_in_memory(tmp_path):
     path = write(tmp_path / "a.parquet", images(), use_dictionary=False)
     part = pages_of(path).read(10, 20)

@@ -280,7 +280,10 @@ def _schema_of(group: StoredRowGroup) -> tuple[bytes, bytes | None]:
 
 @lru_cache(maxsize=256)
 def _page_file(schema: bytes, arrow_schema: bytes | None, names: tuple[str, ...]) -> PageFile:
-    """Return what decodes pages of these columns: the same for all files of one schema."""
+    """Return what decodes pages of these columns: the same for all files of one schema.
+
+    Extension types are those that are registered at the first call.
+    """
     return PageFile(schema, arrow_schema, names)
 
 

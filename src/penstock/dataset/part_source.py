@@ -127,7 +127,7 @@ class ParquetParts(ParquetSource):
             return self._whole.ranges(int(self.chunk[chunk]), columns)
         group = self.part(chunk)
         reading = self._reading(chunk, group, [name for name in columns if name not in self.facts.constants])
-        missing = [name for name in reading.whole if (int(self.chunk[chunk]), name) not in self._columns]
+        missing = [name for name in reading.whole if self._key(chunk, group, name) not in self._columns]
         pages = RowGroupPages(group, *reading.pages)
         found = {*pages.ranges(*self._rows_of(chunk)), *group.ranges(missing).values()}
         return [ByteRange(group.file.path, start, stop) for start, stop in sorted(found)]
@@ -135,19 +135,14 @@ class ParquetParts(ParquetSource):
     def statistics(
         self, column: str, *, bounds: bool = True, chunks: NDArray[np.int64] | None = None
     ) -> Statistics | None:
-        """Return bounds and null counts of the row groups; how many nulls are in a part is known if all or none are."""
+        """Return the bounds of the row groups. How many nulls are in a part is known where there are none."""
         chunks = None if chunks is None else np.unique(self.chunk[chunks])
         found = self._whole.statistics(column, bounds=bounds, chunks=chunks)
         if found is None:
             return None
-        rows = self._whole.facts.chunk_rows[self.chunk]
-
-        def nulls(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-            here = counts[self.chunk]
-            return np.where(here == 0, 0, np.where(here == rows, self.facts.chunk_rows, -1))
-
+        nulls, element_nulls = (np.where(one[self.chunk] == 0, 0, -1) for one in (found.nulls, found.element_nulls))
         low, high = (None if one is None else one.take(pa.array(self.chunk)) for one in (found.low, found.high))
-        return Statistics(nulls(found.nulls), nulls(found.element_nulls), low, high)
+        return Statistics(nulls, element_nulls, low, high)
 
     def content(self) -> str:
         """Return the digest of the undivided source."""
@@ -235,10 +230,14 @@ class ParquetParts(ParquetSource):
             self._readings.put(key, found, sum(16 * len(index) + _LEAF_BYTES for index in left.indexes))
         return found
 
+    def _key(self, chunk: int, group: StoredRowGroup, name: str) -> tuple[Any, ...]:
+        """Return the key of a whole column: another one once its file was written again."""
+        return int(self.chunk[chunk]), group.seen.times, name
+
     def _whole_column(
         self, chunk: int, group: StoredRowGroup, name: str, held: Any, limit_bytes: int | None
     ) -> pa.ChunkedArray:
-        key = int(self.chunk[chunk]), name
+        key = self._key(chunk, group, name)
         column = self._columns.get(key)
         if column is None:
             ranges = group.ranges([name]).values()

@@ -298,8 +298,7 @@ class Dataset(DatasetRows):
 
         given = check_keywords(options, Dataset.plan, owner="Dataset.plan")
         chosen = LoaderOptions(batch_size=batch_size, **given)
-        inputs = self.inputs()
-        order = choose_order(inputs, chosen)
+        order, inputs = choose_order(self.inputs(), chosen)
         share = Share(chosen.rank or 0, chosen.world or 1, chosen.batch_size, chosen.remainder, chosen.drop_last)
         return describe(inputs, order, Cursor.start(0, order, len(self)), share, chosen)
 

@@ -35,6 +35,7 @@ class PlanKeywords(TypedDict, total=False):
     shuffle_bytes: int
     window_bytes: int  # the deprecated name of shuffle_bytes
     lanes: int | None
+    parts: bool | None
 
 
 class LoaderKeywords(PlanKeywords, total=False):

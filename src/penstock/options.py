@@ -88,6 +88,9 @@ class LoaderOptions:
             less on a host or cgroup with little memory.
         shuffle_bytes: Bytes of the shuffle buffer of the whole job; each rank holds its share.
         lanes: Lanes of the shuffled order; default: chosen to fit the shuffle buffer.
+        parts: Whether shuffle=True divides large row groups into parts of about 2 MiB, which mix better in the same
+            memory. None: where files have an offset index (Spark's do); True: also find the pages of files without
+            one, by reading their headers; False: whole row groups.
         on_error: "raise", or "skip": leave out damaged rows and list them in `Loader.skipped`.
         skip_limit: With on_error="skip": skipping more rows than this is an error.
         pad: Fill value for columns of variable shape, or a dict column -> value; without it they come as lists. Also
@@ -109,6 +112,7 @@ class LoaderOptions:
     memory_bytes: int | None = None
     shuffle_bytes: int = SHUFFLE_BYTES
     lanes: int | None = None
+    parts: bool | None = None
     on_error: OnError = "raise"
     skip_limit: int | None = None
     pad: Any = None
@@ -125,12 +129,15 @@ class LoaderOptions:
         one_of("remainder", self.remainder, ("drop", "pad", "uneven"))
         one_of("pool", self.pool, ("thread", "process", "serial"))
         one_of("on_error", self.on_error, ("raise", "skip"))
+        one_of("parts", self.parts, (None, True, False))
         if self.seed >= 1 << 64:
             raise PlanError(f"seed must be in [0, 2**64); got {self.seed}")
         if self.window is not None and not isinstance(self.window, Window):
             raise PlanError(f"window takes a penstock.Window(length, by=, max_gap=); got {self.window!r}")
         if self.lanes is not None and self.order_kind != "lanes":
             raise PlanError(f"lanes={self.lanes} needs shuffle=True: other orders have no lanes")
+        if self.parts and (self.order_kind != "lanes" or self.window is not None):
+            raise PlanError("parts=True needs shuffle=True without a window: otherwise row groups are read whole")
         if self.skip_limit is not None and self.on_error != "skip":
             raise PlanError(f"skip_limit={self.skip_limit} needs on_error='skip': otherwise the first error is raised")
         if self.rank is not None and self.world is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,8 @@ __all__ = [
     "Selection",
     "Source",
     "SourceFacts",
+    "Split",
+    "Splittable",
     "Statistics",
     "may_hold_nulls",
     "pack_mask",
@@ -72,6 +74,19 @@ class Selection:
         if chunk in self.bitmaps:
             return np.flatnonzero(np.unpackbits(self.bitmaps[chunk], bitorder="little")).astype(np.int64, copy=False)
         return None if self.counts[chunk] else np.empty(0, np.int64)
+
+    def split(self, split: Split) -> Selection:
+        """Return the same rows of the parts into which a source divides its chunks."""
+        counts = np.where(self.counts[split.chunk] > 0, split.source.facts.chunk_rows, 0)
+        bitmaps: dict[int, NDArray[np.uint8]] = {}
+        for chunk, bits in self.bitmaps.items():
+            keep = np.unpackbits(bits, bitorder="little")
+            for part in range(*np.searchsorted(split.chunk, (chunk, chunk + 1)).tolist()):
+                here = keep[split.first_row[part] :][: counts[part]]
+                counts[part] = np.count_nonzero(here)
+                if 0 < counts[part] < len(here):
+                    bitmaps[part] = np.packbits(here, bitorder="little")
+        return Selection(counts, bitmaps, self.skipped)
 
     def digest(self) -> str:
         """Return 32 hex digits, equal for equal selections. Changing the computation breaks resumed runs."""
@@ -270,6 +285,30 @@ def read_chunk(source: Source, chunk: int, columns: Sequence[str], *, limit_byte
         f"{list(columns)}, as a pyarrow.Table or as Arrow arrays and Cells by name; this is a defect of "
         f"{type(source).__name__}.read, or the data has changed"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A source in smaller chunks (*parts*), for a shuffle that mixes better in the same memory."""
+
+    source: Source
+    """The same rows in the same order; every chunk of it lies within one chunk of the source that was divided."""
+    chunk: NDArray[np.int64]
+    """The undivided chunk that each part lies in, ascending."""
+    first_row: NDArray[np.int64]
+    """Where each part begins in it."""
+
+
+@runtime_checkable
+class Splittable(Protocol):
+    """What a source implements besides `Source` if its chunks can be read in parts."""
+
+    def split(self, *, scan: bool) -> Split | None:
+        """Return the source in parts; None where all chunks are small already, or cannot be read in parts.
+
+        The parts follow from stored facts: they are the same in every process, whatever columns are read, and on every
+        store. With `scan`, whatever has to be read to find them may be read; otherwise only indexes are.
+        """
 
 
 def read_table(source: Source, chunk: int, columns: Sequence[str]) -> pa.Table:

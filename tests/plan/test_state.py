@@ -70,7 +70,7 @@ def test_a_state_of_another_run_is_refused_by_the_part_that_differs(other, words
     [
         (LANES, {"version": 2}, "version 2, this Penstock knows 1; update"),
         (LANES, {"version": None}, "'version' must be int"),
-        (LANES, {"order": "lanes-2"}, "order 'lanes-2', this Penstock knows natural-1, groups-1, lanes-1"),
+        (LANES, {"order": "lanes-3"}, "order 'lanes-3', this Penstock knows natural-1, groups-1, lanes-1, lanes-2"),
         (LANES, {"position": "3"}, "'position' must be int, got '3'"),
         (LANES, {"position": True}, "'position' must be int, got True"),
         (LANES, {"lanes": 0}, "damaged state: lanes must be"),

@@ -10,7 +10,7 @@ batch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -28,7 +28,8 @@ from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.stages import Decode, FilterRows, Fold, MarkPadding, Stage, Transform
 from penstock.errors import BudgetError, UnsupportedType
 from penstock.options import READ_COST, SPAN_BYTES, LoaderOptions, Pool
-from penstock.plan.order import Grouping, Order
+from penstock.plan.order import Grouping, Order, RowGrouping
+from penstock.source import Splittable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -147,6 +148,26 @@ class Inputs:
         """Return the most items of a batch."""
         return options.batch_size if self.batch_items is None else self.batch_items
 
+    def split(self, *, scan: bool) -> Inputs | None:
+        """Return the same rows with parts as chunks; None where there are no parts, or items are not rows.
+
+        `scan`: see `penstock.source.Splittable`.
+        """
+        if not isinstance(self.items, RowGrouping) or not isinstance(self.source, Splittable):
+            return None
+        split = self.source.split(scan=scan)
+        if split is None:
+            return None
+        selection = self.selection.split(split)
+        return replace(
+            self,
+            source=split.source,
+            selection=selection,
+            items=RowGrouping(selection.counts),
+            chunk_bytes=split.source.chunk_bytes([column.name for column in self.columns]),
+            rows=selection.digest(),
+        )
+
     @property
     def selected(self) -> NDArray[np.int64]:
         """Selected rows of each chunk."""
@@ -230,17 +251,19 @@ def count_needs(inputs: Inputs, window_bytes: int, batch_size: int, pool: Pool) 
     )
 
 
-def choose_order(inputs: Inputs, options: LoaderOptions) -> Order:
-    """Return the order of a fresh run: its kind, and for lanes their number and block."""
+def choose_order(inputs: Inputs, options: LoaderOptions) -> tuple[Order, Inputs]:
+    """Return the order of a fresh run, and the inputs whose chunks it deals out: parts of them where there are some."""
     kind = options.order_kind
     if kind != "lanes":
-        return Order(kind, options.seed)
+        return Order(kind, options.seed), inputs
     from penstock.plan.shuffled import choose_lanes  # here: other orders have no lanes
 
+    split = None if options.parts is False else inputs.split(scan=options.parts is True)
+    dealt = split or inputs
     chosen = choose_lanes(
-        inputs.counts, row_bytes=inputs.row_bytes, shuffle_bytes=options.shuffle_bytes, lanes=options.lanes
+        dealt.counts, row_bytes=dealt.row_bytes, shuffle_bytes=options.shuffle_bytes, lanes=options.lanes
     )
-    return Order("lanes", options.seed, chosen.lanes, chosen.block)
+    return Order("lanes", options.seed, chosen.lanes, chosen.block, parts=split is not None), dealt
 
 
 _AHEAD_BYTES = 256 << 20

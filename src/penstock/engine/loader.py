@@ -152,7 +152,8 @@ class Loader(LoaderFacts):
         record = Record(options.skip_limit, Watch() if watched else None)
         self._setup = Setup.of(inputs, options, stages, record)
         self._planned: EpochPlan | None = None
-        order = choose_order(inputs, options)
+        order, dealt = choose_order(inputs, options)
+        self._split = dealt if order.parts else None
         self._run = Run(inputs.source.facts.fingerprint, inputs.rows, self._total_rows, options.epochs)
         start = Place.at(order, Cursor.start(0, order, self._total_rows), self._run)
         super().__init__(start)
@@ -166,7 +167,7 @@ class Loader(LoaderFacts):
                 f"epochs=None would wait forever: {self._total_rows:,} rows give rank {rank} of {world} no batch of "
                 f"{options.batch_size}; use a smaller batch_size or world, or drop_last=False"
             )
-        self._setup.check_budget(self._plan(start))
+        self._setup_of(order).check_budget(self._plan(start))
         # One rank that reads in order reads every chunk once: there is nothing to say.
         plain = order.is_line and world == 1
         if not plain and self._total_rows and len(inputs.counts) <= _ADVISE_CHUNKS and (advice := self.plan.warnings):
@@ -191,7 +192,7 @@ class Loader(LoaderFacts):
         length, first = self.count(place), self._plan(place)
         if length is not None:
             length = max(0, -(-(length - every[0]) // every[1]))
-        scheduler = self._setup.make_scheduler(first, self._plans(first), every)
+        scheduler = self._setup_of(place.order).make_scheduler(first, self._plans(first), every)
         return EngineStream(scheduler, (self._progress, number), self._setup.record, self.pass_after(place), length)
 
     def _start_of(self, pass_number: int, order: Order) -> Place:
@@ -220,14 +221,15 @@ class Loader(LoaderFacts):
         """Return the plan of the epoch from a place on; the last one is kept."""
         planned, cursor = self._planned, place.cursor
         if planned is None or (planned.cursor, planned.order) != (cursor, place.order):
-            planned = plan_epoch(self._inputs.counts, order=place.order, cursor=cursor, share=self._share)
+            counts = self._inputs_of(place.order).counts
+            planned = plan_epoch(counts, order=place.order, cursor=cursor, share=self._share)
             self._planned = planned
         return planned
 
     def _plans(self, first: EpochPlan) -> Iterator[EpochPlan]:
         """Give the plans of what is left of the pass, epoch by epoch."""
         yield first
-        plan, length, counts = first, self._options.epochs, self._inputs.counts
+        plan, length, counts = first, self._options.epochs, first.counts
         while length is None or (plan.cursor.epoch + 1) % length:
             plan = plan_epoch(counts, order=plan.order, cursor=plan.next_epoch(), share=self._share)
             yield plan

@@ -15,6 +15,7 @@ from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Place, Run
 from penstock.engine.inputs import Inputs, Setup, count_needs
 from penstock.engine.stages import Batch, output_columns
+from penstock.errors import StateMismatch
 from penstock.options import LoaderOptions, at_least
 from penstock.plan import Cursor, EpochPlan, Order, Plan, Share, State, check, check_owner, check_predicate
 from penstock.source import may_hold_nulls
@@ -32,6 +33,8 @@ class LoaderFacts(BaseLoader):
     """The part of a `Loader` that reads nothing."""
 
     _inputs: Inputs
+    _split: Inputs | None
+    """The same with parts of chunks as chunks, once an order has needed them."""
     _options: LoaderOptions
     _share: Share
     _setup: Setup
@@ -51,6 +54,22 @@ class LoaderFacts(BaseLoader):
     def _plans(self, first: EpochPlan) -> Iterator[EpochPlan]:
         """Give the plans of what is left of the pass, epoch by epoch."""
 
+    def _inputs_of(self, order: Order) -> Inputs:
+        """Return the inputs whose chunks `order` deals out: parts of row groups, or whole ones."""
+        if not order.parts:
+            return self._inputs
+        if self._split is None:
+            self._split = self._inputs.split(scan=True)
+        if self._split is None:
+            raise StateMismatch(
+                f"cannot resume: the state's order {order.name!r} divides row groups into parts, and those of this "
+                "loader are not divided; open the dataset, and make the loader, as the interrupted run did"
+            )
+        return self._split
+
+    def _setup_of(self, order: Order) -> Setup:
+        return replace(self._setup, inputs=self._inputs_of(order)) if order.parts else self._setup
+
     # -- places and states ----------------------------------------------------------------------------------------
 
     def check_place(self, place: Any) -> None:
@@ -65,7 +84,7 @@ class LoaderFacts(BaseLoader):
             place.order,
             place.cursor,
             source.facts.fingerprint,
-            self._inputs.rows,
+            self._inputs_of(place.order).rows,
             self._filter_digest,
             source.content(),
         ).to_json()
@@ -80,15 +99,17 @@ class LoaderFacts(BaseLoader):
         loaded = State.from_json(state)
         inputs = self._inputs
         content = None if loaded.content is None else inputs.source.content()
+        kind = self._progress.place.order.kind
+        rows = self._inputs_of(loaded.order).rows if loaded.order.kind == kind else inputs.rows
         check(
-            loaded, dataset=inputs.source.facts.fingerprint, content=content, rows=inputs.rows, seed=self._options.seed,
-            kind=self._progress.place.order.kind,
+            loaded, dataset=inputs.source.facts.fingerprint, content=content, rows=rows, seed=self._options.seed,
+            kind=kind,
         )  # fmt: skip
         check_predicate(loaded, self._filter_digest)
         check_owner(loaded, self._share)
         loaded.cursor.check(loaded.order, self._total_rows)
         place = Place.at(loaded.order, loaded.cursor, self._run)
-        self._setup.check_budget(self._plan(place))
+        self._setup_of(place.order).check_budget(self._plan(place))
         return place
 
     def place_at(self, pass_number: int) -> Place:
@@ -119,7 +140,7 @@ class LoaderFacts(BaseLoader):
         """
         if self._options.epochs is None:
             return None
-        items = self._inputs.items
+        items = self._inputs_of(place.order).items
         return sum(items.count_units(plan.rows(0, plan.num_items)[0]) for plan in self._plans(self._plan(place)))
 
     def share_host(self, num_processes: int) -> None:
@@ -132,7 +153,8 @@ class LoaderFacts(BaseLoader):
         if self._options.workers is None:
             setup = replace(setup, workers=max(1, host.default_workers() // num_processes))
         if self._options.memory_bytes is None:  # the window is the same for any number of processes
-            least = setup.check_budget(self._plan(self._progress.place)).least
+            place = self._progress.place
+            least = replace(setup, inputs=self._inputs_of(place.order)).check_budget(self._plan(place)).least
             setup = replace(setup, memory_bytes=max(host.default_memory() // num_processes, least))
         self._setup = setup
 
@@ -218,7 +240,7 @@ class LoaderFacts(BaseLoader):
     def plan(self) -> Plan:
         """What this loader does from here to the end of the epoch; print it. Costs microseconds a row group."""
         place = self.place()
-        return describe(self._inputs, place.order, place.cursor, self._share, self._options)
+        return describe(self._inputs_of(place.order), place.order, place.cursor, self._share, self._options)
 
     @property
     def pads(self) -> bool:

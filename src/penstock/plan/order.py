@@ -47,6 +47,8 @@ class Order:
     """Number of lanes L; None for the two kinds that are a line."""
     block: int | None = None
     """Rows of a block B; None for the two kinds that are a line."""
+    parts: bool = False
+    """Whether chunks are the parts into which a source divides its row groups (`penstock.source.Split`): lanes only."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -56,9 +58,10 @@ class Order:
             check_lanes(self.lanes)
             if not isinstance(self.block, int) or self.block < 1:
                 raise PlanError(f"a block must have at least one row; got block={self.block!r}")
-        elif self.lanes is not None or self.block is not None:
+        elif self.lanes is not None or self.block is not None or self.parts:
             raise PlanError(
-                f"order {self.kind!r} has no lanes and no blocks; got lanes={self.lanes}, block={self.block}"
+                f"order {self.kind!r} has no lanes, blocks or parts; got lanes={self.lanes}, block={self.block}, "
+                f"parts={self.parts}"
             )
 
     @property
@@ -69,7 +72,7 @@ class Order:
     @property
     def name(self) -> str:
         """The name under which states keep this order; the number grows when an order changes."""
-        return f"{self.kind}-1"
+        return "lanes-2" if self.parts else f"{self.kind}-1"
 
 
 def check_seed(seed: int) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any
 
 from penstock.errors import PlanError, StateMismatch
 from penstock.plan.order import Cursor, Kind, Order, Share
 
 VERSION = 1
+_ORDERS: dict[str, Kind] = {"natural-1": "natural", "groups-1": "groups", "lanes-1": "lanes", "lanes-2": "lanes"}
+"""The kind of each order, by the name that states keep (`Order.name`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,10 @@ class State:
         if "loaders" in value:
             raise StateMismatch("this is the state of a mix; load it into a mix of the same loaders")
         name = _entry(value, "order", str)
-        kinds = {f"{kind}-1": kind for kind in get_args(Kind)}
-        if name not in kinds:
-            raise StateMismatch(f"state has order {name!r}, this Penstock knows {', '.join(kinds)}; update Penstock")
-        kind = cast("Kind", kinds[name])
+        if name not in _ORDERS:
+            raise StateMismatch(f"state has order {name!r}, this Penstock knows {', '.join(_ORDERS)}; update Penstock")
         try:
-            order, cursor = _place(value, kind)
+            order, cursor = _place(value, _ORDERS[name], parts=name == "lanes-2")
         except PlanError as error:
             raise StateMismatch(f"damaged state: {error}") from error
         predicate = _entry(value, "predicate", str) if "predicate" in value else None
@@ -136,7 +136,7 @@ def _entry(value: Mapping[str, Any], name: str, kind: type) -> Any:
     return found
 
 
-def _place(value: Mapping[str, Any], kind: Kind) -> tuple[Order, Cursor]:
+def _place(value: Mapping[str, Any], kind: Kind, *, parts: bool) -> tuple[Order, Cursor]:
     seed, epoch = _entry(value, "seed", int), _entry(value, "epoch", int)
     owner = (_entry(value, "rank", int), _entry(value, "world", int)) if "rank" in value or "world" in value else None
     if kind != "lanes":
@@ -145,5 +145,5 @@ def _place(value: Mapping[str, Any], kind: Kind) -> tuple[Order, Cursor]:
             if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(type(bound) is int for bound in pair)):
                 raise StateMismatch(f"damaged state: 'left' must hold pairs of numbers, got {pair!r}")
         return Order(kind, seed), Cursor(epoch, left=tuple((first, last) for first, last in left), owner=owner)
-    order = Order(kind, seed, _entry(value, "lanes", int), _entry(value, "block", int))
+    order = Order(kind, seed, _entry(value, "lanes", int), _entry(value, "block", int), parts)
     return order, Cursor(epoch, position=_entry(value, "position", int), owner=owner)

@@ -24,7 +24,7 @@ from penstock.dataset.footers import Footer, read_footer
 from penstock.dataset.read import FileTouched, StoredRowGroup, read_columns
 from penstock.dataset.sizes import add_heavy_chunks, variable_bytes
 from penstock.errors import UnsupportedFormat
-from penstock.source import Buffers, ByteRange, Source, Statistics
+from penstock.source import Buffers, ByteRange, Source, Split, Statistics
 
 if TYPE_CHECKING:
     import os
@@ -104,6 +104,16 @@ class ParquetSource(FileSource):
         return StoredRowGroup(
             part.file, part.size, part.index, part.seen, part.number, part.num_rows, cached=self._cached
         )
+
+    def split(self, *, scan: bool) -> Split | None:
+        """Return the dataset with large row groups divided into parts that are read by their pages.
+
+        None if all row groups are small, or have no offset index; with `scan` such an index is not needed.
+        """
+        from penstock.dataset.part_source import split_row_groups  # here: only shuffling needs it
+
+        parts = split_row_groups(self, scan=scan)
+        return None if parts is None else Split(parts, parts.chunk, parts.first_row)
 
     def ranges(self, chunk: int, columns: Sequence[str]) -> Sequence[ByteRange]:
         """Return the bytes of the column chunks; none for partition columns. Reads the footer if it is not kept."""

@@ -25,7 +25,7 @@ from penstock.dataset.parquet import ParquetSource
 from penstock.dataset.parts import part_borders
 from penstock.dataset.read import GONE, FileTouched, read_columns
 from penstock.errors import BadFile
-from penstock.source import ByteRange, Location, Selection, Statistics, pack_mask
+from penstock.source import ByteRange, Location, Split, Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,8 +98,10 @@ class ParquetParts(ParquetSource):
             chunk_part=number.astype(np.int32),
             chunk_rows=rows,
             part_noun="part",
-            selection=None if whole.facts.selection is None else self._split_selection(whole.facts.selection, rows),
         )
+        if whole.facts.selection is not None:
+            selection = whole.facts.selection.split(Split(self, self.chunk, self.first_row))
+            self.facts = replace(self.facts, selection=selection)
         self._whole, self._borders, self._scan = whole, list(borders), scan
         self._verified = {}
         self._readings = _RecentlyUsed[_Reading](_KEPT_BYTES)
@@ -107,6 +109,9 @@ class ParquetParts(ParquetSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._whole, self._borders, self._scan)
+
+    def split(self, *, scan: bool) -> None:
+        """Return None: parts are not divided again."""
 
     def locate(self, chunk: int, row: int | None = None) -> Location:
         """Return the path, the part with its row group, and the row within the part."""
@@ -157,19 +162,6 @@ class ParquetParts(ParquetSource):
         shares = self.facts.chunk_rows / self._whole.facts.chunk_rows[self.chunk]
         found: NDArray[np.float64] = self._whole.chunk_bytes(columns)[self.chunk] * shares
         return found
-
-    def _split_selection(self, selection: Selection, num_rows: NDArray[np.int64]) -> Selection:
-        """Return the same rows as a selection of parts; `num_rows` are those of each part."""
-        counts = np.where(selection.counts[self.chunk] > 0, num_rows, 0)
-        bitmaps: dict[int, NDArray[np.uint8]] = {}
-        for chunk, packed in selection.bitmaps.items():
-            keep = np.unpackbits(packed, bitorder="little").astype(np.bool_)
-            for part in np.flatnonzero(self.chunk == chunk).tolist():
-                here = keep[self.first_row[part] :][: num_rows[part]]
-                counts[part] = np.count_nonzero(here)
-                if 0 < counts[part] < num_rows[part]:
-                    bitmaps[part] = pack_mask(here)
-        return Selection(counts, bitmaps, selection.skipped)
 
     def _rows_of(self, chunk: int) -> tuple[int, int]:
         return int(self.first_row[chunk]), int(self.first_row[chunk] + self.facts.chunk_rows[chunk])

@@ -16,13 +16,13 @@ class TestBorders:
     def test_a_row_group_of_pictures_that_spark_wrote(self):
         # 7,454 pictures of 18 KB in 128 MB: Spark cuts a page every 100 rows
         found = sizes(7_454, 128 * MB, 128 * MB, 75)
-        assert found == [200] * 36 + [254]
+        assert found == [100] * 74 + [54]
 
     def test_large_cells_of_which_spark_puts_a_hundred_into_a_page(self):
         assert sizes(1_280, 128 * MB, 128 * MB, 13) == [100] * 12 + [80]
 
     def test_large_cells_with_pages_of_their_own(self):
-        assert sizes(1_280, 128 * MB, 128 * MB, 1_280) == [40] * 32
+        assert sizes(1_280, 128 * MB, 128 * MB, 1_280) == [20] * 64
 
     def test_a_table_of_forty_narrow_columns_has_few_parts(self):
         assert len(sizes(1_000_000, 128 * MB, 4 * MB, 50)) <= 4
@@ -34,7 +34,7 @@ class TestBorders:
             (100, 128 * MB, 128 * MB, 1),  # one page
             (1, 128 * MB, 128 * MB, 9),
             (1_000, 2 * MB, 2 * MB, 100),
-            (1_000, 5 * MB, 5 * MB, 100),
+            (1_000, 2_800_000, 2_800_000, 100),
             (1_000, 128 * MB, MB, 100),  # narrow columns
             (1_000, 0, 0, 7),
             (0, 0, 0, 0),

@@ -297,17 +297,26 @@ class Split:
     """The undivided chunk that each part lies in, ascending."""
     first_row: NDArray[np.int64]
     """Where each part begins in it."""
+    scanned: bool = False
+    """Whether `split(scan=False)` would give other parts: then states say so, and the run is resumed with scan=True."""
 
 
 @runtime_checkable
 class Splittable(Protocol):
     """What a source implements besides `Source` if its chunks can be read in parts."""
 
-    def split(self, *, scan: bool) -> Split | None:
+    def split(self, *, scan: bool | None) -> Split | None:
         """Return the source in parts; None where all chunks are small already, or cannot be read in parts.
 
-        The parts follow from stored facts: they are the same in every process, whatever columns are read, and on every
-        store. With `scan`, whatever has to be read to find them may be read; otherwise only indexes are.
+        The parts follow from stored facts: for one value of `scan` other than None they are the same in every process,
+        whatever columns are read, and on every store.
+
+        Args:
+            scan: False: only parts that the indexes in the data show. True: all parts; whatever has to be read to find
+                them may be read. None: the better one of both that costs nothing to find, on any host.
+
+        Raises:
+            PlanError: with scan=True, if finding the parts would cost too much on this store; says what to do.
         """
 
 

@@ -43,7 +43,7 @@ class DividedSource(MemorySource):
         super().__init__(pa.table(rows()), [sum(one) for one in parts])
         self._split_parts = parts
 
-    def split(self, *, scan: bool) -> Split | None:
+    def split(self, *, scan: bool | None) -> Split | None:
         self.splits += 1
         return split_of(
             self._split_parts, MemorySource(pa.table(rows()), [n for one in self._split_parts for n in one])

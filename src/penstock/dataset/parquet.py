@@ -105,15 +105,12 @@ class ParquetSource(FileSource):
             part.file, part.size, part.index, part.seen, part.number, part.num_rows, cached=self._cached
         )
 
-    def split(self, *, scan: bool) -> Split | None:
-        """Return the dataset with large row groups divided into parts that are read by their pages.
-
-        None if all row groups are small, or have no offset index; with `scan` such an index is not needed.
-        """
+    def split(self, *, scan: bool | None) -> Split | None:
+        """Return the dataset with large row groups divided into parts; see `part_source.split_row_groups`."""
         from penstock.dataset.part_source import split_row_groups  # here: only shuffling needs it
 
         parts = split_row_groups(self, scan=scan)
-        return None if parts is None else Split(parts, parts.chunk, parts.first_row)
+        return None if parts is None else Split(parts, parts.chunk, parts.first_row, parts.scanned)
 
     def ranges(self, chunk: int, columns: Sequence[str]) -> Sequence[ByteRange]:
         """Return the bytes of the column chunks; none for partition columns. Reads the footer if it is not kept."""

@@ -46,27 +46,34 @@ _LEAF_BYTES = 2 << 10
 """Memory of what is known about the pages of a leaf, without the pages."""
 
 
-def split_row_groups(source: ParquetSource, *, scan: bool = False) -> ParquetParts | None:
+def split_row_groups(source: ParquetSource, *, scan: bool | None = None) -> ParquetParts | None:
     """Return a dataset with its row groups divided into parts; None if all of them are small, or cannot be divided.
 
     The parts follow from the footers, which are read again if they are not in memory. A file whose footer is damaged,
-    which is an error when it is read, is not divided. With `scan`, files without an offset index are divided too.
+    which is an error when it is read, is not divided. With scan=True, files without an offset index are divided too.
     """
     facts = source.facts
     if not len(facts.chunk_rows):
         return None
 
-    def divide(chunk: int) -> NDArray[np.int64]:
+    def divide(chunk: int) -> tuple[NDArray[np.int64], bool]:
+        """Return the borders of the parts, and whether only a scan finds them."""
         try:
-            return part_borders(part_facts(source.part(chunk), scan=scan))
+            group = source.part(chunk)
+            borders = part_borders(part_facts(group))
+            if not scan or len(borders) > 2:
+                return borders, False
+            borders = part_borders(part_facts(group, scan=True))
         except BadFile:
-            return np.array([0, facts.chunk_rows[chunk]], np.int64)
+            borders = np.array([0, facts.chunk_rows[chunk]], np.int64)
+        return borders, len(borders) > 2
 
     firsts = np.flatnonzero(np.diff(facts.chunk_file, prepend=-1))
     with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
         files = np.split(np.arange(len(facts.chunk_rows)), firsts[1:])
-        borders = [one for found in pool.map(lambda file: list(map(divide, file.tolist())), files) for one in found]
-    return ParquetParts(source, borders, scan=scan) if any(len(one) > 2 for one in borders) else None
+        found = [one for some in pool.map(lambda file: list(map(divide, file.tolist())), files) for one in some]
+    borders, scanned = zip(*found, strict=True)
+    return ParquetParts(source, borders, scanned=any(scanned)) if any(len(one) > 2 for one in borders) else None
 
 
 class _Reading(NamedTuple):
@@ -81,7 +88,7 @@ class _Reading(NamedTuple):
 class ParquetParts(ParquetSource):
     """The same rows as a `ParquetSource`, in the same order, with parts of row groups as chunks. Safe for threads."""
 
-    def __init__(self, whole: ParquetSource, borders: Sequence[NDArray[np.int64]], *, scan: bool = False) -> None:
+    def __init__(self, whole: ParquetSource, borders: Sequence[NDArray[np.int64]], *, scanned: bool = False) -> None:
         """Divide each row group at rows: `borders` has the first row of each part, and the end, for every chunk."""
         vars(self).update(vars(whole))
         counts = np.array([len(one) - 1 for one in borders], np.int64)
@@ -102,15 +109,17 @@ class ParquetParts(ParquetSource):
         if whole.facts.selection is not None:
             selection = whole.facts.selection.split(Split(self, self.chunk, self.first_row))
             self.facts = replace(self.facts, selection=selection)
-        self._whole, self._borders, self._scan = whole, list(borders), scan
+        self._whole, self._borders = whole, list(borders)
+        self.scanned = scanned
+        """Whether pages of files without an offset index have to be found; see `Split.scanned`."""
         self._verified = {}
         self._readings = _RecentlyUsed[_Reading](_KEPT_BYTES)
         self._columns = _RecentlyUsed[pa.ChunkedArray](_KEPT_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._whole, self._borders, self._scan)
+        return _unpickled, (self._whole, self._borders, self.scanned)
 
-    def split(self, *, scan: bool) -> None:
+    def split(self, *, scan: bool | None) -> None:
         """Return None: parts are not divided again."""
 
     def locate(self, chunk: int, row: int | None = None) -> Location:
@@ -214,7 +223,7 @@ class ParquetParts(ParquetSource):
         key = int(self.chunk[chunk]), tuple(columns)
         found = self._readings.get(key)
         if found is None:
-            pages = open_pages(group, columns, _fetcher(group, {}), scan=self._scan)
+            pages = open_pages(group, columns, _fetcher(group, {}), scan=self.scanned)
             narrow = [name for name in narrow_columns(pages, self._borders[key[0]]) if _is_small(group, name)]
             left = pages.without(narrow)
             whole = tuple(name for name in columns if name not in left.names)
@@ -294,5 +303,5 @@ def _is_small(group: StoredRowGroup, name: str) -> bool:
     return bool(np.where(np.isnan(known), values * stored, known).sum() <= _NARROW_BYTES)
 
 
-def _unpickled(whole: ParquetSource, borders: Sequence[NDArray[np.int64]], scan: bool) -> ParquetParts:
-    return ParquetParts(whole, borders, scan=scan)
+def _unpickled(whole: ParquetSource, borders: Sequence[NDArray[np.int64]], scanned: bool) -> ParquetParts:
+    return ParquetParts(whole, borders, scanned=scanned)

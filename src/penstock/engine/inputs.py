@@ -148,10 +148,11 @@ class Inputs:
         """Return the most items of a batch."""
         return options.batch_size if self.batch_items is None else self.batch_items
 
-    def split(self, *, scan: bool) -> Inputs | None:
-        """Return the same rows with parts as chunks; None where there are no parts, or items are not rows.
+    def split(self, *, scan: bool | None) -> tuple[Inputs, bool] | None:
+        """Return the same rows with parts as chunks, and `Split.scanned`; None if there are no parts, or items are not
+        rows.
 
-        `scan`: see `penstock.source.Splittable`.
+        `scan`, errors: see `penstock.source.Splittable`.
         """
         if not isinstance(self.items, RowGrouping) or not isinstance(self.source, Splittable):
             return None
@@ -159,7 +160,7 @@ class Inputs:
         if split is None:
             return None
         selection = self.selection.split(split)
-        return replace(
+        found = replace(
             self,
             source=split.source,
             selection=selection,
@@ -167,6 +168,7 @@ class Inputs:
             chunk_bytes=split.source.chunk_bytes([column.name for column in self.columns]),
             rows=selection.digest(),
         )
+        return found, split.scanned
 
     @property
     def selected(self) -> NDArray[np.int64]:
@@ -258,12 +260,12 @@ def choose_order(inputs: Inputs, options: LoaderOptions) -> tuple[Order, Inputs]
         return Order(kind, options.seed), inputs
     from penstock.plan.shuffled import choose_lanes  # here: other orders have no lanes
 
-    split = None if options.parts is False else inputs.split(scan=options.parts is True)
-    dealt = split or inputs
+    split = None if options.parts is False else inputs.split(scan=options.parts)
+    dealt, scanned = (inputs, False) if split is None else split
     chosen = choose_lanes(
         dealt.counts, row_bytes=dealt.row_bytes, shuffle_bytes=options.shuffle_bytes, lanes=options.lanes
     )
-    return Order("lanes", options.seed, chosen.lanes, chosen.block, parts=split is not None), dealt
+    return Order("lanes", options.seed, chosen.lanes, chosen.block, split is not None, scanned), dealt
 
 
 _AHEAD_BYTES = 256 << 20

@@ -153,7 +153,7 @@ class Loader(LoaderFacts):
         self._setup = Setup.of(inputs, options, stages, record)
         self._planned: EpochPlan | None = None
         order, dealt = choose_order(inputs, options)
-        self._split = dealt if order.parts else None
+        self._splits = {order.scanned: dealt} if order.parts else {}
         self._run = Run(inputs.source.facts.fingerprint, inputs.rows, self._total_rows, options.epochs)
         start = Place.at(order, Cursor.start(0, order, self._total_rows), self._run)
         super().__init__(start)

@@ -15,7 +15,7 @@ from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Place, Run
 from penstock.engine.inputs import Inputs, Setup, count_needs
 from penstock.engine.stages import Batch, output_columns
-from penstock.errors import StateMismatch
+from penstock.errors import PlanError, StateMismatch
 from penstock.options import LoaderOptions, at_least
 from penstock.plan import Cursor, EpochPlan, Order, Plan, Share, State, check, check_owner, check_predicate
 from penstock.source import may_hold_nulls
@@ -33,8 +33,8 @@ class LoaderFacts(BaseLoader):
     """The part of a `Loader` that reads nothing."""
 
     _inputs: Inputs
-    _split: Inputs | None
-    """The same with parts of chunks as chunks, once an order has needed them."""
+    _splits: dict[bool, Inputs]
+    """The same with parts of chunks as chunks, by `Order.scanned`, once an order has needed them."""
     _options: LoaderOptions
     _share: Share
     _setup: Setup
@@ -58,14 +58,18 @@ class LoaderFacts(BaseLoader):
         """Return the inputs whose chunks `order` deals out: parts of row groups, or whole ones."""
         if not order.parts:
             return self._inputs
-        if self._split is None:
-            self._split = self._inputs.split(scan=True)
-        if self._split is None:
-            raise StateMismatch(
-                f"cannot resume: the state's order {order.name!r} divides row groups into parts, and those of this "
-                "loader are not divided; open the dataset, and make the loader, as the interrupted run did"
-            )
-        return self._split
+        if order.scanned not in self._splits:
+            try:
+                found = self._inputs.split(scan=order.scanned)
+            except PlanError as exc:
+                raise StateMismatch(f"cannot resume: the state's order divides row groups into parts: {exc}") from exc
+            if found is None:
+                raise StateMismatch(
+                    f"cannot resume: the state's order {order.name!r} divides row groups into parts, and those of this "
+                    "loader are not divided; open the dataset, and make the loader, as the interrupted run did"
+                )
+            self._splits[order.scanned] = found[0]
+        return self._splits[order.scanned]
 
     def _setup_of(self, order: Order) -> Setup:
         return replace(self._setup, inputs=self._inputs_of(order)) if order.parts else self._setup
@@ -97,14 +101,12 @@ class LoaderFacts(BaseLoader):
     def place_of(self, state: Mapping[str, Any]) -> Place:
         """Return the place of a state; StateMismatch or BudgetError if this loader cannot resume from it."""
         loaded = State.from_json(state)
-        inputs = self._inputs
+        inputs, dataset = self._inputs, self._inputs.source.facts.fingerprint
         content = None if loaded.content is None else inputs.source.content()
         kind = self._progress.place.order.kind
-        rows = self._inputs_of(loaded.order).rows if loaded.order.kind == kind else inputs.rows
-        check(
-            loaded, dataset=inputs.source.facts.fingerprint, content=content, rows=rows, seed=self._options.seed,
-            kind=kind,
-        )  # fmt: skip
+        comparable = (loaded.order.kind, loaded.dataset) == (kind, dataset)  # else `check` raises, and says why
+        rows = self._inputs_of(loaded.order).rows if comparable else inputs.rows
+        check(loaded, dataset=dataset, content=content, rows=rows, seed=self._options.seed, kind=kind)
         check_predicate(loaded, self._filter_digest)
         check_owner(loaded, self._share)
         loaded.cursor.check(loaded.order, self._total_rows)

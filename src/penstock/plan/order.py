@@ -49,6 +49,8 @@ class Order:
     """Rows of a block B; None for the two kinds that are a line."""
     parts: bool = False
     """Whether chunks are the parts into which a source divides its row groups (`penstock.source.Split`): lanes only."""
+    scanned: bool = False
+    """Whether the parts include those that a source finds only by scanning (`penstock.source.Split.scanned`)."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -58,10 +60,12 @@ class Order:
             check_lanes(self.lanes)
             if not isinstance(self.block, int) or self.block < 1:
                 raise PlanError(f"a block must have at least one row; got block={self.block!r}")
-        elif self.lanes is not None or self.block is not None or self.parts:
+            if self.scanned and not self.parts:
+                raise PlanError("an order of whole chunks has no parts that were found by scanning; got scanned=True")
+        elif self.lanes is not None or self.block is not None or self.parts or self.scanned:
             raise PlanError(
                 f"order {self.kind!r} has no lanes, blocks or parts; got lanes={self.lanes}, block={self.block}, "
-                f"parts={self.parts}"
+                f"parts={self.parts}, scanned={self.scanned}"
             )
 
     @property

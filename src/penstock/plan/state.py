@@ -47,6 +47,8 @@ class State:
             head |= {"left": [list(interval) for interval in self.cursor.left]}
         else:
             head |= {"position": self.cursor.position, "lanes": self.order.lanes, "block": self.order.block}
+        if self.order.scanned:
+            head |= {"scanned": True}
         return head if self.content is None else head | {"content": self.content}
 
     @classmethod
@@ -145,5 +147,8 @@ def _place(value: Mapping[str, Any], kind: Kind, *, parts: bool) -> tuple[Order,
             if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(type(bound) is int for bound in pair)):
                 raise StateMismatch(f"damaged state: 'left' must hold pairs of numbers, got {pair!r}")
         return Order(kind, seed), Cursor(epoch, left=tuple((first, last) for first, last in left), owner=owner)
-    order = Order(kind, seed, _entry(value, "lanes", int), _entry(value, "block", int), parts)
+    scanned = value.get("scanned", False)
+    if not isinstance(scanned, bool):
+        raise StateMismatch(f"damaged state: entry 'scanned' must be bool, got {scanned!r}")
+    order = Order(kind, seed, _entry(value, "lanes", int), _entry(value, "block", int), parts, scanned)
     return order, Cursor(epoch, position=_entry(value, "position", int), owner=owner)

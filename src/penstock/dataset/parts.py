@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TARGET_BYTES = 2 << 20
 """Bytes of a part, about. Spark's row groups of 128 MB then have 74 parts: a batch of 256 rows comes from 0.95 as many
-row groups as under a true permutation with a shuffle buffer of 1 GiB, and from 0.61 with 256 MiB (4 MiB: 0.82, 0.39)."""
+row groups as under a true permutation with a shuffle buffer of 1 GiB, from 0.61 with 256 MiB (4 MiB: 0.82, 0.39)."""
 LEAST_BYTES = 1 << 20
 """Bytes of the widest column in a part, at least: an object store answers many small requests slowly. So a table of
 many narrow columns has few parts or none."""

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.engine.delivery import FAILED, STOPPED, Acknowledged, Built, Delivery, Place, Run, Stream
@@ -154,6 +154,7 @@ class Loader(LoaderFacts):
         self._planned: EpochPlan | None = None
         order, dealt = choose_order(inputs, options)
         self._splits = {order.scanned: dealt} if order.parts else {}
+        """Inputs with parts of row groups as chunks, by `Order.scanned`, once an order has needed them."""
         self._run = Run(inputs.source.facts.fingerprint, inputs.rows, self._total_rows, options.epochs)
         start = Place.at(order, Cursor.start(0, order, self._total_rows), self._run)
         super().__init__(start)
@@ -194,6 +195,26 @@ class Loader(LoaderFacts):
             length = max(0, -(-(length - every[0]) // every[1]))
         scheduler = self._setup_of(place.order).make_scheduler(first, self._plans(first), every)
         return EngineStream(scheduler, (self._progress, number), self._setup.record, self.pass_after(place), length)
+
+    def _inputs_of(self, order: Order) -> Inputs:
+        """Return the inputs whose chunks `order` deals out: parts of row groups, or whole ones."""
+        if not order.parts:
+            return self._inputs
+        if order.scanned not in self._splits:
+            try:
+                found = self._inputs.split(scan=order.scanned)
+            except PlanError as exc:
+                raise StateMismatch(f"cannot resume: the state's order divides row groups into parts: {exc}") from exc
+            if found is None:
+                raise StateMismatch(
+                    f"cannot resume: the state's order {order.name!r} divides row groups into parts, and those of this "
+                    "loader are not divided; open the dataset, and make the loader, as the interrupted run did"
+                )
+            self._splits[order.scanned] = found[0]
+        return self._splits[order.scanned]
+
+    def _setup_of(self, order: Order) -> Setup:
+        return replace(self._setup, inputs=self._inputs_of(order)) if order.parts else self._setup
 
     def _start_of(self, pass_number: int, order: Order) -> Place:
         cursor = Cursor.start(pass_number * (self._options.epochs or 1), order, self._total_rows)

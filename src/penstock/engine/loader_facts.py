@@ -15,7 +15,6 @@ from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Place, Run
 from penstock.engine.inputs import Inputs, Setup, count_needs
 from penstock.engine.stages import Batch, output_columns
-from penstock.errors import PlanError, StateMismatch
 from penstock.options import LoaderOptions, at_least
 from penstock.plan import Cursor, EpochPlan, Order, Plan, Share, State, check, check_owner, check_predicate
 from penstock.source import may_hold_nulls
@@ -33,8 +32,6 @@ class LoaderFacts(BaseLoader):
     """The part of a `Loader` that reads nothing."""
 
     _inputs: Inputs
-    _splits: dict[bool, Inputs]
-    """The same with parts of chunks as chunks, by `Order.scanned`, once an order has needed them."""
     _options: LoaderOptions
     _share: Share
     _setup: Setup
@@ -54,25 +51,13 @@ class LoaderFacts(BaseLoader):
     def _plans(self, first: EpochPlan) -> Iterator[EpochPlan]:
         """Give the plans of what is left of the pass, epoch by epoch."""
 
+    @abstractmethod
     def _inputs_of(self, order: Order) -> Inputs:
         """Return the inputs whose chunks `order` deals out: parts of row groups, or whole ones."""
-        if not order.parts:
-            return self._inputs
-        if order.scanned not in self._splits:
-            try:
-                found = self._inputs.split(scan=order.scanned)
-            except PlanError as exc:
-                raise StateMismatch(f"cannot resume: the state's order divides row groups into parts: {exc}") from exc
-            if found is None:
-                raise StateMismatch(
-                    f"cannot resume: the state's order {order.name!r} divides row groups into parts, and those of this "
-                    "loader are not divided; open the dataset, and make the loader, as the interrupted run did"
-                )
-            self._splits[order.scanned] = found[0]
-        return self._splits[order.scanned]
 
+    @abstractmethod
     def _setup_of(self, order: Order) -> Setup:
-        return replace(self._setup, inputs=self._inputs_of(order)) if order.parts else self._setup
+        """Return the setup of passes in that order."""
 
     # -- places and states ----------------------------------------------------------------------------------------
 

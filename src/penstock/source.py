@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Buffers",
     "ByteRange",
+    "Caching",
     "ChunkData",
     "Location",
     "Selection",
@@ -114,7 +115,8 @@ class SourceFacts:
     chunk_file: NDArray[np.int32]
     """File of each chunk, ascending. Chunks have at least one row each."""
     chunk_part: NDArray[np.int32]
-    """Number of each chunk within its file: the `row_group` of errors and of `Loader.skipped`."""
+    """Number of each chunk within its file: the `row_group` of errors and of `Loader.skipped`. Parts of a chunk
+    (`Split`) share its number."""
     chunk_rows: NDArray[np.int64]
     """Rows of each chunk."""
     arrow_schema: pa.Schema
@@ -168,11 +170,11 @@ class Location:
     path: str
     """The whole path of the file."""
     part: int
-    """Number of the chunk within the file."""
+    """Number of the chunk within the file; of a part of a chunk (`Split`), the number of that chunk."""
     part_name: str
     """The chunk in words, such as "row group 3" or "samples 120-180"."""
     row: int | None = None
-    """Row within the chunk, counted before any filter."""
+    """Row within the chunk of that number, counted before any filter."""
 
     def __str__(self) -> str:
         return f"{self.path}, {self.part_name}" + ("" if self.row is None else f", row {self.row}")
@@ -318,6 +320,17 @@ class Splittable(Protocol):
         Raises:
             PlanError: with scan=True, if finding the parts would cost too much on this store; says what to do.
         """
+
+
+@runtime_checkable
+class Caching(Protocol):
+    """What a source implements besides `Source` if it keeps data in memory between reads."""
+
+    def kept_bytes(self, columns: Sequence[str]) -> int:
+        """Return the memory that this may take while these columns are read, if there is enough: an estimate."""
+
+    def keep(self, most_bytes: int) -> None:
+        """Keep at most so many bytes from now on. With 0 bytes reads give the same data, only more slowly."""
 
 
 def read_table(source: Source, chunk: int, columns: Sequence[str]) -> pa.Table:

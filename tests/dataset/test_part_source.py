@@ -12,7 +12,7 @@ import penstock
 from penstock.dataset import parts
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.part_source import ParquetParts, split_row_groups
-from penstock.errors import BadFile, FileChanged
+from penstock.errors import BadFile, BudgetError, DecodeError, FileChanged
 from penstock.source import Selection, pack_mask, read_table
 from penstock.storage.cache import MemoryCache
 from penstock.testing.source_suite import SourceTests
@@ -147,6 +147,91 @@ def test_a_damaged_page_is_named_and_leaves_other_parts_alone(tmp_path):
     with pytest.raises(BadFile, match=r"0\.parquet, row group 0, column 'image'"):
         damaged.read(3, ["image"])
     assert damaged.read(3, ["id"]).num_rows == damaged.facts.chunk_rows[3]
+
+
+def narrow_bytes(divided, chunk):
+    """The bytes of `id` that a read of a part needs from the store."""
+    return sum(one.stop - one.start for one in divided.ranges(chunk, ["id"]))
+
+
+def test_narrow_columns_are_kept_as_far_as_memory_allows(tmp_path):
+    source = write(tmp_path, data_page_size=1 << 20, write_batch_size=1024)
+    divided = ParquetParts(source, [np.array([0, 100, 500])] * 4)
+    wanted = divided.kept_bytes(["id"])
+    assert 4 * 500 * 8 < wanted < 64 << 10
+    whole = divided.read(0, ["id"])
+    assert not narrow_bytes(divided, 1)
+    divided.keep(wanted // 8)
+    for chunk in (2, 4, 6):
+        divided.read(chunk, ["id"])
+    assert narrow_bytes(divided, 1), "it had to leave"
+    divided.keep(0)
+    for chunk in (0, 1):
+        assert narrow_bytes(divided, chunk)
+    assert divided.read(0, ["id"]).equals(whole)
+    assert divided.read(1, ["id"]).equals(source.read(0, ["id"]).slice(100))
+
+
+def test_kept_bytes_do_not_grow_beyond_their_limit_and_are_none_for_whole_row_groups(tmp_path):
+    source = write(tmp_path)
+    names = source.facts.arrow_schema.names
+    assert ParquetParts(source, [np.array([0, 500])] * 4).kept_bytes(names) == 0
+    some, all_of_them = split_row_groups(source).kept_bytes(["id"]), split_row_groups(source).kept_bytes(names)
+    assert 0 < some < all_of_them <= 128 << 20
+
+
+def test_a_damaged_row_is_reported_as_it_is_without_parts(tmp_path):
+    codec = penstock.codecs.NdarrayCodec()
+    field = penstock.UnischemaField("x", np.uint8, (900,), codec, nullable=False)
+    cells = [bytes(codec.encode(field, np.full(900, i % 200, np.uint8))) for i in range(600)]
+    for row in (3, 130, 131, 299, 599):
+        cells[row] = b"no cell"
+    schema = penstock.Unischema("cells", [field, penstock.UnischemaField("id", np.int64, (), None, nullable=False)])
+    table = pa.table({"x": cells, "id": np.arange(600)})
+    for number in range(2):
+        pq.write_table(
+            table, tmp_path / f"{number}.parquet", row_group_size=300, use_dictionary=False, compression="none",
+            write_page_index=True, write_batch_size=10, data_page_size=5_000,
+        )  # fmt: skip
+    dataset = penstock.open(tmp_path, schema=schema)
+    found, errors = [], []
+    for divided in (None, False):
+        options = {"batch_size": 8, "shuffle": True, "parts": divided, "rank": 0, "world": 1}
+        with dataset.loader(on_error="skip", **options) as loader:
+            assert loader.order.parts is (divided is None)
+            assert sum(len(batch["id"]) for batch in loader) == 1_190
+            found.append(
+                {(one.path, one.row_group, one.row, one.column, one.reason, one.part_name) for one in loader.skipped}
+            )
+        with (
+            dataset.loader(on_error="skip", skip_limit=9, **options) as loader,
+            pytest.raises(DecodeError, match="10 rows"),
+        ):
+            list(loader)
+        with dataset.loader(on_error="skip", skip_limit=10, **options) as loader:
+            list(loader)
+        with dataset.loader(**options) as loader, pytest.raises(DecodeError) as caught:
+            list(loader)
+        errors.append(caught.value)
+    assert found[0] == found[1]
+    assert {one[1:3] for one in found[0]} == {(0, 3), (0, 130), (0, 131), (0, 299), (1, 299)}
+    for error in errors:
+        assert any(one[:3] == (error.path, error.row_group, error.row) for one in found[0])
+        assert f"{error.path}, row group {error.row_group}, row {error.row}:" in str(error)
+
+
+def test_the_memory_error_names_the_part_and_does_not_advise_smaller_row_groups(tmp_path):
+    dataset = penstock.open(write(tmp_path))
+    options = {"batch_size": 8, "shuffle": True, "memory_bytes": 1_000, "rank": 0, "world": 1}
+    with pytest.raises(
+        BudgetError, match=r"largest part of a row group: .*parquet, row group \d, rows \d+ to \d+"
+    ) as caught:
+        dataset.loader(**options)
+    assert "smaller row groups" not in str(caught.value)
+    with pytest.raises(BudgetError, match=r"largest row group: .*, row group \d, .*smaller row groups.*parts=True"):
+        dataset.loader(**options, parts=False)
+    with pytest.raises(BudgetError, match=r"smaller row groups$"):
+        dataset.loader(**options | {"shuffle": False})
 
 
 def test_a_file_that_was_written_again_is_noticed(tmp_path):

@@ -122,6 +122,34 @@ def test_the_least_that_an_error_names_is_enough(large_rows):
     assert found["peak_bytes"] < ALLOWED * least
 
 
+@pytest.fixture(scope="module")
+def large_groups(tmp_path_factory):
+    """Row groups of 128 MB of cells that do not compress, in pages of 100 rows with an offset index: as Spark's are."""
+    folder, num_rows = tmp_path_factory.mktemp("large_groups"), 7_400 // SCALE
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        cells = [rng.bytes(18_000) for _ in range(num_rows)]
+        columns = {"id": np.arange(num_rows), "label": [f"class {number}"] * num_rows, "image": cells}
+        pq.write_table(
+            pa.table(columns), folder / f"{number}.parquet", write_page_index=True, write_batch_size=100,
+            data_page_size=MB, use_dictionary=["label"],
+        )  # fmt: skip
+    return folder
+
+
+@needs_proc
+@pytest.mark.parametrize("least", [True, False])
+def test_large_row_groups_in_parts_are_within_the_budget_that_whole_ones_exceed(large_groups, least):
+    window = 256 * MB // SCALE
+    options = {"batch_size": 32, "shuffle": True, "shuffle_bytes": window, "workers": 2}
+    budget = tightest(penstock.open(large_groups), **options) if least else 2 * window
+    assert budget <= 2 * window
+    found = weigh(large_groups, head=False, memory_bytes=budget, **options)
+    assert found["refused"] is None
+    assert found["peak_bytes"] < ALLOWED * budget
+    assert "need at least" in weigh(large_groups, head=False, parts=False, memory_bytes=budget, **options)["refused"]
+
+
 def small_rows(number):
     return [np.random.default_rng(number).bytes(1000)] * 100
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import PlanError, StateMismatch
+from penstock.errors import BudgetError, PlanError, StateMismatch
 from penstock.source import Selection, Split, pack_mask
 from penstock.testing import MemorySource, assert_resumes_exactly
+from tests.engine.make import tightest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,6 +140,32 @@ def test_filters_select_rows_of_parts() -> None:
     found = ids(dataset.loader(**OPTIONS))
     assert sorted(found) == [*range(6, TOTAL, 2)]
     assert_resumes_exactly(lambda: dataset.loader(**OPTIONS))
+
+
+class KeepingSource(MemorySource):
+    """Rows in memory, with a memory of its own beside."""
+
+    limits: ClassVar[list[int]] = []
+
+    def kept_bytes(self, columns: Sequence[str]) -> int:
+        assert list(columns) == ["id", "even"]
+        return 1_000
+
+    def keep(self, most_bytes: int) -> None:
+        self.limits.append(most_bytes)
+
+
+def test_what_a_source_keeps_between_reads_is_a_part_of_the_budget() -> None:
+    plain = tightest(penstock.open(MemorySource(pa.table(rows()), [10] * 4)), batch_size=4)
+    dataset = penstock.open(KeepingSource(pa.table(rows()), [10] * 4))
+    least = tightest(dataset, batch_size=4)
+    assert least == plain + -(-plain // 8)
+    for memory, most in ((least, least - plain), (5_000, 5_000 // 9), (1 << 20, 1_000)):
+        KeepingSource.limits.clear()
+        assert ids(dataset.loader(batch_size=4, memory_bytes=memory)) == [*range(TOTAL)]
+        assert KeepingSource.limits == [most]
+    with pytest.raises(BudgetError, match="indexes and narrow columns"):
+        dataset.loader(batch_size=4, memory_bytes=least - 1)
 
 
 def test_windows_over_time_read_whole_chunks() -> None:

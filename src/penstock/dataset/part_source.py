@@ -8,11 +8,12 @@ Facts about values, such as statistics and sizes, are those of the row groups.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +21,14 @@ import pyarrow as pa
 from penstock.dataset.catalog import threads_for
 from penstock.dataset.expand import MemoryLimit
 from penstock.dataset.format import REOPEN
+from penstock.dataset.join_leaves import count_leaves
+from penstock.dataset.page_index import Unsplittable
 from penstock.dataset.pages import RowGroupPages, narrow_columns, open_pages, part_facts
 from penstock.dataset.parquet import ParquetSource
 from penstock.dataset.parts import part_borders
 from penstock.dataset.read import GONE, FileTouched, read_columns
 from penstock.errors import BadFile
-from penstock.source import ByteRange, Location, Split, Statistics
+from penstock.source import ByteRange, Split, Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,17 +36,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.read import StoredRowGroup
-    from penstock.source import Buffers
+    from penstock.source import Buffers, Location
     from penstock.storage.store import Range
 
-T = TypeVar("T")
-
-_KEPT_BYTES = 64 << 20
-"""Memory for columns that were read whole, and as much for offset indexes."""
+_KEPT_BYTES = 128 << 20
+"""Memory for offset indexes and columns that were read whole, at most and by default; see `ParquetParts.keep`."""
 _NARROW_BYTES = 4 << 20
 """A column that may take more memory than that in a row group is read by pages, however narrow it is."""
 _LEAF_BYTES = 2 << 10
 """Memory of what is known about the pages of a leaf, without the pages."""
+_PAGE_BYTES = 16
+"""Memory of what is known about a page."""
+_PART_PAGES = 2
+"""Pages in a part of a row group, for an estimate."""
 
 
 def split_row_groups(source: ParquetSource, *, scan: bool | None = None) -> ParquetParts | None:
@@ -97,14 +102,11 @@ class ParquetParts(ParquetSource):
         self.first_row: NDArray[np.int64] = np.concatenate([one[:-1] for one in borders])
         """Where each part begins in it."""
         rows = np.concatenate([np.diff(one) for one in borders])
-        file = whole.facts.chunk_file[self.chunk]
-        number = np.arange(len(file)) - np.searchsorted(file, file, "left")
         self.facts = replace(
             whole.facts,
-            chunk_file=file,
-            chunk_part=number.astype(np.int32),
+            chunk_file=whole.facts.chunk_file[self.chunk],
+            chunk_part=whole.facts.chunk_part[self.chunk],
             chunk_rows=rows,
-            part_noun="part",
         )
         if whole.facts.selection is not None:
             selection = whole.facts.selection.split(Split(self, self.chunk, self.first_row))
@@ -113,8 +115,7 @@ class ParquetParts(ParquetSource):
         self.scanned = scanned
         """Whether pages of files without an offset index have to be found; see `Split.scanned`."""
         self._verified = {}
-        self._readings = _RecentlyUsed[_Reading](_KEPT_BYTES)
-        self._columns = _RecentlyUsed[pa.ChunkedArray](_KEPT_BYTES)
+        self._kept = _RecentlyUsed(_KEPT_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._whole, self._borders, self.scanned)
@@ -123,10 +124,14 @@ class ParquetParts(ParquetSource):
         """Return None: parts are not divided again."""
 
     def locate(self, chunk: int, row: int | None = None) -> Location:
-        """Return the path, the part with its row group, and the row within the part."""
-        place, number = self._whole.locate(int(self.chunk[chunk])), int(self.facts.chunk_part[chunk])
+        """Return the path, the row group with the rows of the part, or the row within the row group."""
         start, stop = self._rows_of(chunk)
-        return Location(place.path, number, f"part {number} ({place.part_name}, rows {start} to {stop})", row)
+        if row is not None:
+            return self._whole.locate(int(self.chunk[chunk]), start + row)
+        place = self._whole.locate(int(self.chunk[chunk]))
+        return (
+            place if self._is_whole(chunk) else replace(place, part_name=f"{place.part_name}, rows {start} to {stop}")
+        )
 
     def part(self, chunk: int) -> StoredRowGroup:
         """Return what is needed to read the row group of a part."""
@@ -141,7 +146,7 @@ class ParquetParts(ParquetSource):
             return self._whole.ranges(int(self.chunk[chunk]), columns)
         group = self.part(chunk)
         reading = self._reading(chunk, group, [name for name in columns if name not in self.facts.constants])
-        missing = [name for name in reading.whole if self._key(chunk, group, name) not in self._columns]
+        missing = [name for name in reading.whole if self._key(chunk, group, name) not in self._kept]
         pages = RowGroupPages(group, *reading.pages)
         found = {*pages.ranges(*self._rows_of(chunk)), *group.ranges(missing).values()}
         return [ByteRange(group.file.path, start, stop) for start, stop in sorted(found)]
@@ -171,6 +176,21 @@ class ParquetParts(ParquetSource):
         shares = self.facts.chunk_rows / self._whole.facts.chunk_rows[self.chunk]
         found: NDArray[np.float64] = self._whole.chunk_bytes(columns)[self.chunk] * shares
         return found
+
+    def kept_bytes(self, columns: Sequence[str]) -> int:
+        """Return the memory for the offset indexes of all divided row groups, and for columns that may be narrow."""
+        parts = np.bincount(self.chunk)
+        fields = [self._fields[name] for name in columns if name not in self.facts.constants]
+        leaf_bytes = (_LEAF_BYTES + _PAGE_BYTES * _PART_PAGES * parts) * (parts > 1)
+        found = sum(_num_leaves(field.type) for field in fields) * float(leaf_bytes.sum())
+        for field in fields:
+            whole_bytes = self._whole.chunk_bytes([field.name])
+            found += float(whole_bytes[(parts > 1) & (whole_bytes <= _NARROW_BYTES)].sum())
+        return math.ceil(min(found, _KEPT_BYTES))
+
+    def keep(self, most_bytes: int) -> None:
+        """Keep at most so many bytes of offset indexes and whole columns between reads, from now on."""
+        self._kept.limit(most_bytes)
 
     def _rows_of(self, chunk: int) -> tuple[int, int]:
         return int(self.first_row[chunk]), int(self.first_row[chunk] + self.facts.chunk_rows[chunk])
@@ -221,14 +241,14 @@ class ParquetParts(ParquetSource):
     def _reading(self, chunk: int, group: StoredRowGroup, columns: Sequence[str]) -> _Reading:
         """Return how columns are read; reads their offset indexes if they are not in memory."""
         key = int(self.chunk[chunk]), tuple(columns)
-        found = self._readings.get(key)
+        found: _Reading | None = self._kept.get(key)
         if found is None:
             pages = open_pages(group, columns, _fetcher(group, {}), scan=self.scanned)
             narrow = [name for name in narrow_columns(pages, self._borders[key[0]]) if _is_small(group, name)]
             left = pages.without(narrow)
             whole = tuple(name for name in columns if name not in left.names)
             found = _Reading((left.names, left.whole, left.file, left.chunks, left.indexes), whole)
-            self._readings.put(key, found, sum(16 * len(index) + _LEAF_BYTES for index in left.indexes))
+            self._kept.put(key, found, sum(_PAGE_BYTES * len(index) + _LEAF_BYTES for index in left.indexes))
         return found
 
     def _key(self, chunk: int, group: StoredRowGroup, name: str) -> tuple[Any, ...]:
@@ -239,7 +259,7 @@ class ParquetParts(ParquetSource):
         self, chunk: int, group: StoredRowGroup, name: str, held: Any, limit_bytes: int | None
     ) -> pa.ChunkedArray:
         key = self._key(chunk, group, name)
-        column = self._columns.get(key)
+        column: pa.ChunkedArray | None = self._kept.get(key)
         if column is None:
             ranges = group.ranges([name]).values()
             if all(one in held for one in ranges):
@@ -247,36 +267,44 @@ class ParquetParts(ParquetSource):
             if limit_bytes is not None:
                 group = replace(group, limit=MemoryLimit(limit_bytes, {name: self._fields[name].type}))
             column = read_columns(group, [name]).column(0)
-            self._columns.put(key, column, column.nbytes)
+            self._kept.put(key, column, column.nbytes)
         return column
 
 
-class _RecentlyUsed(Generic[T]):
+class _RecentlyUsed:
     """The values used last, up to a number of bytes; safe for threads."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit, self._used = limit_bytes, 0
-        self._values: OrderedDict[Any, tuple[T, int]] = OrderedDict()
+        self._values: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
-    def get(self, key: object) -> T | None:
+    def get(self, key: object) -> Any:
         with self._lock:
             if key not in self._values:
                 return None
             self._values.move_to_end(key)
             return self._values[key][0]
 
-    def put(self, key: object, value: T, num_bytes: int) -> None:
+    def put(self, key: object, value: Any, num_bytes: int) -> None:
         with self._lock:
             if key in self._values or num_bytes > self._limit:
                 return
             self._values[key] = value, num_bytes
             self._used += num_bytes
-            while self._used > self._limit:
-                self._used -= self._values.popitem(last=False)[1][1]
+            self._shrink()
+
+    def limit(self, limit_bytes: int) -> None:
+        with self._lock:
+            self._limit = limit_bytes
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while self._used > self._limit:
+            self._used -= self._values.popitem(last=False)[1][1]
 
 
 def _fetcher(group: StoredRowGroup, held: Mapping[Range, Any]) -> Callable[[Sequence[Range]], Sequence[Any]]:
@@ -290,6 +318,13 @@ def _fetcher(group: StoredRowGroup, held: Mapping[Range, Any]) -> Callable[[Sequ
         return [held[one] if one in held else more[one] for one in ranges]
 
     return found
+
+
+def _num_leaves(kind: pa.DataType) -> int:
+    try:
+        return count_leaves(kind)
+    except Unsplittable:
+        return 1
 
 
 def _is_small(group: StoredRowGroup, name: str) -> bool:

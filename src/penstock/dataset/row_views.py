@@ -134,7 +134,7 @@ class ChunkRows:
         return DecodeError(
             f"cannot decode column {name!r}, which the filter needs, in {place}: "
             f"{reason_of(error, name)}; write the file again, or leave such rows out by another filter first",
-            path=place.path, row_group=place.part, row=row, column=name,
+            path=place.path, row_group=place.part, row=place.row, column=name,
         )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from penstock.engine.stages import Decode, FilterRows, Fold, MarkPadding, Stage,
 from penstock.errors import BudgetError, UnsupportedType
 from penstock.options import READ_COST, SPAN_BYTES, LoaderOptions, Pool
 from penstock.plan.order import Grouping, Order, RowGrouping
-from penstock.source import Splittable
+from penstock.source import Caching, Splittable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -108,6 +108,8 @@ def _column(field: UnischemaField, arrow_type: pa.DataType) -> Column:
     return Column(field.name, field, "cells", dtype, shape, None, dtype.itemsize * math.prod(shape))
 
 
+_KEPT_SHARE = 9
+"""Sources keep at most this part of the memory between reads: an eighth of what all else needs, in the least budget."""
 _BUFFER_SLACK = 1.4
 """A buffer that grew by doubling keeps up to twice its bytes when it is cut to length; 1.31 was seen for JPEG cells."""
 _MOST_BYTES = 1 << 50
@@ -217,6 +219,12 @@ class Inputs:
         return int(heavy.max(initial=0))
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes that the source may keep in memory between reads, beside the chunks."""
+        source = self.source
+        return source.kept_bytes([column.name for column in self.columns]) if isinstance(source, Caching) else 0
+
+    @property
     def decoded_bytes(self) -> float:
         """Bytes of a row in a batch; objects take at least what they take in a chunk."""
         objects = self.variable_bytes if any(c.form == "objects" for c in self.columns) else 0.0
@@ -232,11 +240,13 @@ class Needs(NamedTuple):
     """One read in flight, of the largest chunk."""
     batch_bytes: int
     """One batch, with what its making takes."""
+    kept_bytes: int
+    """What the source keeps between reads, at least."""
 
     @property
     def least(self) -> int:
         """The smallest budget that will do."""
-        return self.window_bytes + self.read_bytes + 2 * self.batch_bytes
+        return self.window_bytes + self.read_bytes + 2 * self.batch_bytes + self.kept_bytes
 
 
 def count_needs(inputs: Inputs, window_bytes: int, batch_size: int, pool: Pool) -> Needs:
@@ -246,11 +256,10 @@ def count_needs(inputs: Inputs, window_bytes: int, batch_size: int, pool: Pool) 
     if pool == "process":  # gathered and packed for the process, then in its answer
         row_bytes += 2 * inputs.column_bytes
     batch_rows = min(batch_size, max(1, int(inputs.selected.sum())))
-    return Needs(
-        window_bytes,
-        math.ceil(READ_COST * largest * inputs.slack),
-        math.ceil(row_bytes * batch_rows) + inputs.excess_bytes,
-    )
+    read_bytes = math.ceil(READ_COST * largest * inputs.slack)
+    batch_bytes = math.ceil(row_bytes * batch_rows) + inputs.excess_bytes
+    others = window_bytes + read_bytes + 2 * batch_bytes
+    return Needs(window_bytes, read_bytes, batch_bytes, min(inputs.kept_bytes, -(-others // (_KEPT_SHARE - 1))))
 
 
 def choose_order(inputs: Inputs, options: LoaderOptions) -> tuple[Order, Inputs]:
@@ -328,12 +337,17 @@ class Setup:
         if needs.least > self.memory_bytes and inputs.counts.any():
             largest = int(np.where(inputs.selected > 0, inputs.chunk_bytes, -1).argmax())
             noun = inputs.source.facts.part_noun
+            part = f"part of a {noun}" if plan.order.parts else noun
+            cure = "" if plan.order.parts else f", or write smaller {noun}s"
+            if plan.order.kind == "lanes" and not plan.order.parts and isinstance(inputs.source, Splittable):
+                cure += f", or load with parts=True to read {noun}s in parts"
+            kept = f", {needs.kept_bytes:,} of indexes and narrow columns" if needs.kept_bytes else ""
             raise BudgetError(
                 f"memory_bytes={self.memory_bytes:,} is too little: the shuffle buffer of {needs.window_bytes:,} "
-                f"bytes, one read of {needs.read_bytes:,} and two batches of {needs.batch_bytes:,} need at least "
+                f"bytes, one read of {needs.read_bytes:,}{kept} and two batches of {needs.batch_bytes:,} need at least "
                 f"{needs.least:,} "
-                f"(the largest {noun}: {inputs.source.locate(largest)}, {int(inputs.chunk_bytes[largest]):,} bytes in "
-                f"memory); raise memory_bytes, or lower shuffle_bytes or batch_size, or write smaller {noun}s",
+                f"(the largest {part}: {inputs.source.locate(largest)}, {int(inputs.chunk_bytes[largest]):,} bytes in "
+                f"memory); raise memory_bytes, or lower shuffle_bytes or batch_size{cure}",
                 least=needs.least,
             )
         return needs
@@ -346,18 +360,22 @@ class Setup:
         inputs, options, needs = self.inputs, self.options, self.check_budget(first)
         is_line = first.order.is_line
         workers = 0 if options.pool == "serial" else self.workers
-        free = self.memory_bytes - needs.window_bytes - needs.read_bytes
+        kept_bytes = min(inputs.kept_bytes, self.memory_bytes // _KEPT_SHARE)
+        if isinstance(inputs.source, Caching):
+            inputs.source.keep(kept_bytes)
+        memory_bytes = self.memory_bytes - kept_bytes
+        free = memory_bytes - needs.window_bytes - needs.read_bytes
         span_batches = min(self._span_batches(needs.batch_bytes, every), max(1, free // 2 // max(1, needs.batch_bytes)))
         span_bytes = span_batches * needs.batch_bytes
         ahead = max(1, min(workers + 2, inputs.most_waiting, free // 2 // max(1, span_bytes)))
-        budget = self.memory_bytes - (ahead + 1) * span_bytes
+        budget = memory_bytes - (ahead + 1) * span_bytes
         pool = BlockPool(keep=max(ahead, workers) + 3)
         shelf = self._make_shelf(budget, pool, needs) if is_line else None
         residency = self._make_residency(
             budget if shelf is None else int(budget * (1 - _RETAIN_SHARE)), shelf, shuffled=not is_line
         )
         # What one read can have beside window and batches, and a little more: estimates scatter.
-        chunk_room = _TOLERANCE * (self.memory_bytes - needs.window_bytes - 2 * needs.batch_bytes)
+        chunk_room = _TOLERANCE * (memory_bytes - needs.window_bytes - 2 * needs.batch_bytes)
         room = Room(all_bytes=free, copies=3 if options.pool == "process" else 1)  # decoded, packed, unpacked
         if options.memory_bytes is None:
             room.cell_bytes = max(free, host.default_memory())

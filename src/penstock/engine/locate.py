@@ -25,9 +25,9 @@ class Skipped:
     path: str
     """File it lies in."""
     row_group: int
-    """Number of its chunk within that file: of Parquet, the row group."""
+    """Number of its chunk within that file: of Parquet, the row group, also where that is read in parts."""
     row: int
-    """Row of that chunk."""
+    """Row of that chunk or row group."""
     column: str
     """Column that could not be read or decoded."""
     reason: str
@@ -70,15 +70,16 @@ class Locator:
 
     def describe(self, rows: Iterable[tuple[int, int]]) -> str:
         """Name rows, given by chunk and row, for an error: the first few chunks and rows."""
-        places: dict[int, list[int]] = {}
+        places: dict[str, list[int]] = {}
         for chunk, row in rows:
-            places.setdefault(chunk, []).append(cast("int", self.locate(chunk, row).row))
+            place = self.locate(chunk, row)
+            places.setdefault(f"{place.path}, {place.part_name}", []).append(cast("int", place.row))
         named = []
-        for chunk, found in list(places.items())[:3]:
+        for name, found in list(places.items())[:3]:
             found.sort()
             listed = f"row{'s' * (len(found) > 1)} {', '.join(map(str, found[:5]))}{', ...' if len(found) > 5 else ''}"
             if found == list(range(found[0], found[-1] + 1)) and len(found) > 1:
                 listed = f"rows {found[0]} to {found[-1]}"
-            named.append(f"{self.source.locate(chunk)}, {listed}")
+            named.append(f"{name}, {listed}")
         more = f"; and {len(places) - 3} more {self.source.facts.part_noun}s" if len(places) > 3 else ""
         return "; ".join(named) + more

@@ -26,7 +26,7 @@ from tests.depth import depth
 
 CHUNK = ChunkPages(
     path="x", num_rows=30, start=100, stop=400, uncompressed_bytes=500, codec=0, repeated=False, width=8,
-    index=(500, 600), data_pages=3, dictionary_pages=-1,
+    index=(500, 600), data_pages=3, dictionary_pages=-1, dictionary_bytes=10, can_be_scanned=True,
 )  # fmt: skip
 PLACES = [(0, 110, 90), (10, 200, 100), (20, 300, 100)]
 

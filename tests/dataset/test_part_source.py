@@ -40,6 +40,7 @@ class TestSuite(SourceTests):
 def small_parts(monkeypatch):
     monkeypatch.setattr(parts, "TARGET_BYTES", 20_000)
     monkeypatch.setattr(parts, "LEAST_BYTES", 10_000)
+    monkeypatch.setattr(parts, "MOST_READ", 100)
 
 
 def write(folder, num_rows=1_000, *, files=2, **options):

@@ -125,17 +125,18 @@ def test_orders_that_cannot_be_are_refused():
     row_bytes=st.integers(1, 5000),
     shuffle_bytes=st.integers(1, 10**8) | st.just(1 << 30),
     lanes=st.none() | st.integers(1, 900),
+    parts=st.booleans(),
 )
 @settings(max_examples=depth(50, 1000), deadline=None)
-def test_lanes_follow_the_rule(counts, row_bytes, shuffle_bytes, lanes):
+def test_lanes_follow_the_rule(counts, row_bytes, shuffle_bytes, lanes, parts):
     rows = [n for n in counts if n]
     total, w = sum(rows), shuffle_bytes // row_bytes
     typical = -(-sum(n * n for n in rows) // total) if total else 0
-    got = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=shuffle_bytes, lanes=lanes)
+    got = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=shuffle_bytes, lanes=lanes, parts=parts)
     if lanes is None and total <= min(w, 2**20):
         assert got == (1, max(1, total))
         return
-    allowed = [n for n in LADDER if n <= len(rows) // 4 and 2 * n * typical <= w]
+    allowed = [n for n in LADDER if n <= len(rows) // (12 if parts else 4) and 2 * n * typical <= w]
     expected = lanes or (allowed[-1] if allowed else 1)
     assert got == (expected, max(1, typical, min(w // expected - typical, 2**20)))
 

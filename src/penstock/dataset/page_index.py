@@ -18,7 +18,7 @@ import numpy as np
 from penstock.dataset.thrift import Struct, ThriftError, read_struct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from numpy.typing import NDArray
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Field numbers of parquet.thrift.
 _CHUNK_FILE, _CHUNK_META, _CHUNK_INDEX, _CHUNK_INDEX_BYTES, _CHUNK_ENCRYPTED = 1, 3, 4, 5, (8, 9)
-_META_CODEC, _META_PAGES = 4, 13
+_META_CODEC, _META_DATA, _META_PAGES = 4, 9, 13
 _PAGES_TYPE, _PAGES_ENCODING, _PAGES_COUNT = 1, 2, 3
 _INDEX_LOCATIONS, _LOCATION_OFFSET, _LOCATION_BYTES, _LOCATION_ROW = 1, 1, 2, 3
 _HEADER_TYPE, _HEADER_UNCOMPRESSED, _HEADER_COMPRESSED = 1, 2, 3
@@ -84,6 +84,10 @@ class ChunkPages:
     dictionary_pages: int
     """How many of them use the dictionary: the first ones, for writers give up on a dictionary once and for all. -1
     where the writer has not noted it."""
+    dictionary_bytes: int
+    """Bytes in front of the first data page, if some pages may use the dictionary."""
+    can_be_scanned: bool
+    """Whether the headers of pages count rows: all but those of lists in version 1."""
 
     @classmethod
     def of(cls, footer: bytes, chunks: ColumnChunks, group: int, leaf: int, *, num_rows: int) -> ChunkPages:
@@ -105,6 +109,8 @@ class ChunkPages:
         place, size = found.get(_CHUNK_INDEX), found.get(_CHUNK_INDEX_BYTES)
         index = (place, place + size) if type(place) is int and type(size) is int and place > 0 and size > 0 else None
         start, stop = chunks.range_of(group, leaf)
+        noted, by_dictionary = meta.get(_META_PAGES), _count_pages(meta.get(_META_PAGES), _BY_DICTIONARY)
+        first = _integer(meta, _META_DATA, "its first data page")
         return cls(
             path=chunks.leaves[leaf].path,
             num_rows=num_rows,
@@ -115,8 +121,10 @@ class ChunkPages:
             repeated=chunks.leaves[leaf].repeated,
             width=chunks.leaves[leaf].width,
             index=index,
-            data_pages=_count_pages(meta.get(_META_PAGES), by_dictionary=False),
-            dictionary_pages=_count_pages(meta.get(_META_PAGES), by_dictionary=True),
+            data_pages=_count_pages(noted),
+            dictionary_pages=by_dictionary,
+            dictionary_bytes=min(max(0, first - start), stop - start) if by_dictionary else 0,
+            can_be_scanned=not chunks.leaves[leaf].repeated or _count_pages(noted, kinds=(DATA_PAGE,)) == 0,
         )
 
     def index_range(self, file_bytes: int) -> Range:
@@ -337,8 +345,10 @@ def _integer(struct: Struct, number: int, what: str) -> int:
     return value
 
 
-def _count_pages(statistics: Any, *, by_dictionary: bool) -> int:
-    """Return how many data pages a writer has noted, all of them or those that use the dictionary; -1: it has not."""
+def _count_pages(
+    statistics: Any, encodings: Collection[int] | None = None, kinds: Collection[int] = (DATA_PAGE, DATA_PAGE_V2)
+) -> int:
+    """Return how many data pages of some encodings (None: of all) and kinds a writer has noted; -1: it has not."""
     if not isinstance(statistics, list) or not statistics:
         return -1
     count = 0
@@ -347,6 +357,6 @@ def _count_pages(statistics: Any, *, by_dictionary: bool) -> int:
         if not all(type(number) is int and number >= 0 for number in numbers):
             return -1
         kind, encoding, pages = numbers
-        if kind in (DATA_PAGE, DATA_PAGE_V2) and (encoding in _BY_DICTIONARY or not by_dictionary):
+        if kind in kinds and (encodings is None or encoding in encodings):
             count += pages
     return count

@@ -30,7 +30,7 @@ from penstock.dataset.page_index import (
     read_page_header,
     scan_pages,
 )
-from penstock.dataset.parts import PartFacts
+from penstock.dataset.parts import PAGE_BYTES, LeafFacts, PartFacts, may_be_divided
 from penstock.dataset.read import verifying
 from penstock.dataset.sizes import plain_bytes
 from penstock.dataset.thrift import ThriftError
@@ -52,6 +52,8 @@ _CURE = "write the file again, or load with parts=False to read whole row groups
 _ARROW_SCHEMA = b"ARROW:schema"
 _MOST_WASTE = 1.25
 """Rows in memory for each row that is read, at most; for more, the rows are copied."""
+_LARGE = 16
+"""A column chunk is looked at for itself if so many of its size make up the row group."""
 _SPELLED_OUT = frozenset({0, 6, 9})
 """Encodings PLAIN, DELTA_LENGTH_BYTE_ARRAY and BYTE_STREAM_SPLIT: every value with all its bytes."""
 
@@ -243,18 +245,34 @@ def part_facts(group: StoredRowGroup, *, scan: bool = False) -> PartFacts:
         BadFile: the footer is damaged.
     """
     chunks, index = group.index.chunks, group.number
-    if not chunks.leaves:
-        return PartFacts(group.num_rows, 0, 0, 0)
-    widest = int(np.argmax(chunks.compressed_bytes[index]))
-    num_bytes, widest_bytes = int(chunks.uncompressed_bytes[index].sum()), int(chunks.compressed_bytes[index, widest])
+    num_bytes, stored = int(chunks.uncompressed_bytes[index].sum()), chunks.compressed_bytes[index].astype(np.int64)
+    if not may_be_divided(num_bytes, int(stored.max(initial=0))):
+        return PartFacts(group.num_rows, num_bytes, ())
+    by_size = np.argsort(-stored, kind="stable")
+    large = [leaf for leaf in by_size.tolist() if leaf == by_size[0] or stored[leaf] * _LARGE >= stored.sum()]
     try:
-        found = ChunkPages.of(group.index.tail, chunks, index, widest, num_rows=group.num_rows)
-        pages = found.data_pages if scan or found.index is not None else 0
-    except Unsplittable:
-        pages = 0
+        leaves = [_leaf_facts(group, leaf, scan=scan) for leaf in large]
     except (ThriftError, DamagedPages) as exc:
         raise group.index.damaged(exc) from exc
-    return PartFacts(group.num_rows, num_bytes, widest_bytes, pages)
+    others = by_size[len(large) :]
+    # Read by pages, but for lists that were scanned in vain.
+    again = [
+        stored[leaf] if scan and chunks.leaves[leaf].repeated else min(stored[leaf], PAGE_BYTES) for leaf in others
+    ]
+    return PartFacts(group.num_rows, num_bytes, leaves, int(stored[others].sum()), int(sum(again)))
+
+
+def _leaf_facts(group: StoredRowGroup, leaf: int, *, scan: bool) -> LeafFacts:
+    chunks = group.index.chunks
+    num_bytes = int(chunks.compressed_bytes[group.number, leaf])
+    try:
+        found = ChunkPages.of(group.index.tail, chunks, group.number, leaf, num_rows=group.num_rows)
+    except Unsplittable:
+        return LeafFacts(num_bytes, 0, 0)
+    if found.index is None and not (scan and found.can_be_scanned):
+        return LeafFacts(num_bytes, 0, 0)
+    uses = found.dictionary_pages / found.data_pages if found.dictionary_pages > 0 and found.data_pages > 0 else 1
+    return LeafFacts(num_bytes, found.data_pages, int(found.dictionary_bytes * min(1, uses)))
 
 
 def narrow_columns(pages: RowGroupPages, borders: NDArray[np.int64], most: float = 0.5) -> list[str]:

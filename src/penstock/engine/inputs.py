@@ -272,8 +272,9 @@ def choose_order(inputs: Inputs, options: LoaderOptions) -> tuple[Order, Inputs]
     split = None if options.parts is False else inputs.split(scan=options.parts)
     dealt, scanned = (inputs, False) if split is None else split
     chosen = choose_lanes(
-        dealt.counts, row_bytes=dealt.row_bytes, shuffle_bytes=options.shuffle_bytes, lanes=options.lanes
-    )
+        dealt.counts, row_bytes=dealt.row_bytes, shuffle_bytes=options.shuffle_bytes, lanes=options.lanes,
+        parts=split is not None,
+    )  # fmt: skip
     return Order("lanes", options.seed, chosen.lanes, chosen.block, split is not None, scanned), dealt
 
 

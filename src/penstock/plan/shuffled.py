@@ -43,6 +43,10 @@ MAX_BLOCK = 1 << 20
 """Most rows of a block by default; also the largest dataset that is permuted whole."""
 
 
+PARTS_IN_LANE = 12
+"""With many parts there is no need for short lanes: so at most a twelfth of the bytes is read by two ranks."""
+
+
 class Lanes(NamedTuple):
     """How rows are spread over lanes."""
 
@@ -51,13 +55,15 @@ class Lanes(NamedTuple):
 
 
 def choose_lanes(
-    counts: Sequence[int] | NDArray[np.integer[Any]], *, row_bytes: float, shuffle_bytes: int, lanes: int | None
-) -> Lanes:
+    counts: Sequence[int] | NDArray[np.integer[Any]], *, row_bytes: float, shuffle_bytes: int, lanes: int | None,
+    parts: bool = False,
+) -> Lanes:  # fmt: skip
     """Return lanes and block for a fresh run, by the rule of the design.
 
     A dataset that fits the window and 2^20 rows is one block, a true permutation. Otherwise as many lanes of the ladder
-    as leave four chunks to a lane and two chunks a lane to the window, and blocks that fill the window. `lanes` given
-    by the user is kept as it is. `row_bytes` is that of all columns, so that the order does not depend on those read.
+    as leave four chunks to a lane (`PARTS_IN_LANE` if chunks are parts of row groups: the one at the border of two
+    lanes may be read for both) and two chunks a lane to the window, and blocks that fill the window. `lanes` given by
+    the user is kept as it is. `row_bytes` is that of all columns, so that the order does not depend on those read.
     """
     array = as_counts(counts)
     array = array[array > 0]
@@ -68,7 +74,8 @@ def choose_lanes(
     elif total <= min(window_rows, MAX_BLOCK):
         return Lanes(1, max(1, total))
     else:
-        fitting = [n for n in LADDER if n <= len(array) // 4 and 2 * n * typical <= window_rows]
+        most = len(array) // (PARTS_IN_LANE if parts else 4)
+        fitting = [n for n in LADDER if n <= most and 2 * n * typical <= window_rows]
         lanes = max(fitting, default=1)
     return Lanes(lanes, max(1, typical, min(window_rows // lanes - typical, MAX_BLOCK)))
 

@@ -28,6 +28,11 @@ def test_states_have_the_documented_form():
         '{"version": 1, "order": "groups-1", "dataset": "ab", "rows": "cd", "seed": 7, "epoch": 3, '
         '"left": [[0, 5], [9, 12]]}'
     )
+    parts = replace(LANES, order=replace(LANES.order, parts=True))
+    assert parts.to_json() == LANES.to_json() | {"order": "lanes-2"}
+    scanned = replace(LANES, order=replace(LANES.order, parts=True, scanned=True))
+    assert scanned.to_json() == LANES.to_json() | {"order": "lanes-2", "scanned": True}
+    assert [State.from_json(one.to_json()) for one in (parts, scanned)] == [parts, scanned]
     assert replace(LANES, content="ef").to_json() == LANES.to_json() | {"content": "ef"}
 
 

@@ -23,7 +23,7 @@ def write(folder, with_index):
         images = [rng.bytes(16_000) for _ in range(ROWS)]
         table = pa.table({"id": np.arange(ROWS) + number * ROWS, "image": pa.array(images, pa.binary())})
         pq.write_table(
-            table, folder / f"{number}.parquet", use_dictionary=False, data_page_size=1 << 19, write_batch_size=16,
+            table, folder / f"{number}.parquet", use_dictionary=False, data_page_size=1 << 19, write_batch_size=64,
             write_page_index=index,
         )  # fmt: skip
     return penstock.open(folder)

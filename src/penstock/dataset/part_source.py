@@ -25,7 +25,7 @@ from penstock.dataset.join_leaves import count_leaves
 from penstock.dataset.page_index import Unsplittable
 from penstock.dataset.pages import RowGroupPages, narrow_columns, open_pages, part_facts
 from penstock.dataset.parquet import ParquetSource
-from penstock.dataset.parts import part_borders
+from penstock.dataset.parts import may_be_divided, part_borders
 from penstock.dataset.read import GONE, FileTouched, read_columns
 from penstock.errors import BadFile
 from penstock.source import ByteRange, Split, Statistics
@@ -54,15 +54,26 @@ _PART_PAGES = 2
 def split_row_groups(source: ParquetSource, *, scan: bool | None = None) -> ParquetParts | None:
     """Return a dataset with its row groups divided into parts; None if all of them are small, or cannot be divided.
 
-    The parts follow from the footers, which are read again if they are not in memory. A file whose footer is damaged,
-    which is an error when it is read, is not divided. With scan=True, files without an offset index are divided too.
+    The parts follow from the footers, which are read again if they are not in memory; the source keeps the borders. A
+    file whose footer is damaged, which is an error when it is read, is not divided. With scan=True, files without an
+    offset index are divided too.
     """
+    if bool(scan) not in source.part_borders:
+        source.part_borders[bool(scan)] = _find_borders(source, scan=bool(scan))
+    borders, scanned = source.part_borders[bool(scan)]
+    return ParquetParts(source, borders, scanned=scanned) if any(len(one) > 2 for one in borders) else None
+
+
+def _find_borders(source: ParquetSource, *, scan: bool) -> tuple[Sequence[NDArray[np.int64]], bool]:
+    """Return the borders of the parts of each row group, and whether a scan was needed to find some."""
     facts = source.facts
-    if not len(facts.chunk_rows):
-        return None
+    stored = facts.file_bytes[facts.chunk_file]  # one column cannot have more bytes than its file
+    is_large = may_be_divided(np.where(source._part_bytes > 0, source._part_bytes, np.iinfo(np.int64).max), stored)
 
     def divide(chunk: int) -> tuple[NDArray[np.int64], bool]:
         """Return the borders of the parts, and whether only a scan finds them."""
+        if not is_large[chunk]:
+            return np.array([0, facts.chunk_rows[chunk]], np.int64), False
         try:
             group = source.part(chunk)
             borders = part_borders(part_facts(group))
@@ -73,12 +84,14 @@ def split_row_groups(source: ParquetSource, *, scan: bool | None = None) -> Parq
             borders = np.array([0, facts.chunk_rows[chunk]], np.int64)
         return borders, len(borders) > 2
 
+    if not is_large.any():
+        return [divide(chunk)[0] for chunk in range(len(is_large))], False
     firsts = np.flatnonzero(np.diff(facts.chunk_file, prepend=-1))
     with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
         files = np.split(np.arange(len(facts.chunk_rows)), firsts[1:])
         found = [one for some in pool.map(lambda file: list(map(divide, file.tolist())), files) for one in some]
     borders, scanned = zip(*found, strict=True)
-    return ParquetParts(source, borders, scanned=any(scanned)) if any(len(one) > 2 for one in borders) else None
+    return borders, any(scanned)
 
 
 class _Reading(NamedTuple):

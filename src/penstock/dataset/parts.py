@@ -9,7 +9,7 @@ two parts is read for both: then parts are made larger, until little is read twi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -62,9 +62,12 @@ class PartFacts(NamedTuple):
     """Bytes of the others that are read once more for each further part, at most."""
 
 
-def may_be_divided(num_bytes: int, widest_bytes: int) -> bool:
-    """Tell whether a row group is large enough for parts: bytes of all columns, and stored bytes of the widest one."""
-    return num_bytes > TARGET_BYTES and widest_bytes > LEAST_BYTES
+def may_be_divided(num_bytes: Any, widest_bytes: Any) -> Any:
+    """Tell whether a row group is large enough for parts: bytes of all columns, and stored bytes of the widest one.
+
+    Takes numbers or arrays.
+    """
+    return (num_bytes > TARGET_BYTES) & (widest_bytes > LEAST_BYTES)
 
 
 def part_borders(facts: PartFacts) -> NDArray[np.int64]:

@@ -272,6 +272,36 @@ def strided(array):
     return wide[:, 1]
 
 
+KINDS = [pa.binary(), pa.large_string(), pa.dictionary(pa.int32(), pa.string()), pa.list_(pa.string())]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("per_chunk", [0, 1, 3, 20])
+def test_picked_values_are_those_of_plain_indexing_however_few_are_of_a_chunk(kind, per_chunk):
+    texts = [[None if k == 3 else f"{chunk} {k}" for k in range(25)] for chunk in range(6)]
+    whole = [[None if text is None else [text, text] for text in chunk] for chunk in texts]
+    parts = [pa.array(chunk, kind) for chunk in (whole if pa.types.is_list(kind) else texts)]
+    chosen = (
+        np.random.default_rng(0)
+        .permutation([(c, r) for c in range(6) for r in np.random.default_rng(c).permutation(25)[:per_chunk]])
+        .reshape(-1, 2)
+    )
+    found = [None] * len(chosen)
+    for array, where in Picks([None] * 6, chosen[:, 0].astype(np.intp), chosen[:, 1]).arrays(parts):
+        for at, value in zip(np.arange(len(chosen))[where].tolist(), array.to_pylist(), strict=True):
+            found[at] = value
+    assert found == [parts[c][r].as_py() for c, r in chosen.tolist()]
+
+
+def test_picked_values_of_chunks_of_different_types_keep_their_types():
+    parts = [pa.array([b"a", b"b"]), pa.array([b"c", b"d"], pa.large_binary())]
+    found = Picks([None] * 2, np.array([1, 0], np.intp), np.array([0, 1])).arrays(parts)
+    assert [(array.type, array.to_pylist(), where.tolist()) for array, where in found] == [
+        (pa.binary(), [b"b"], [1]),
+        (pa.large_binary(), [b"c"], [0]),
+    ]
+
+
 @settings(max_examples=depth(30, 500), deadline=None)
 @given(data=st.data())
 def test_runs_views_and_picks_gather_the_same_rows(data):

@@ -25,6 +25,8 @@ _SMALL_ITEM_BYTES = 64
 """Up to here a row is taken twice, in chunk order and then into place: both passes run at memory speed."""
 _LARGE_ITEM_BYTES = 1 << 13
 """From here copying one row costs more than the Python around it (450 ns; a fancy index takes 140 ns for 784 bytes)."""
+_FEW_ROWS = 8
+"""With fewer rows than that from each chunk, single rows are joined: a take of a chunk costs about as much as ten."""
 
 
 class Picks:
@@ -92,17 +94,32 @@ class Picks:
         """Return for each row the number of its chunk; None where there is only one."""
         return self._part if len(self.chunks) > 1 else None
 
-    def arrays(self, parts: Sequence[Any]) -> list[tuple[Any, NDArray[np.intp]]]:
-        """Return Arrow arrays of the picked rows, one a chunk, and where their rows go."""
+    def arrays(self, parts: Sequence[Any]) -> list[tuple[Any, NDArray[np.intp] | slice]]:
+        """Return Arrow arrays of the picked rows, one for each chunk or one for all, and where their rows go."""
         import pyarrow as pa
 
-        found = []
+        if parts and self.num_rows < _FEW_ROWS * len(parts) and not _is_composed(parts[0].type):
+            picked = zip(self._part.tolist(), self._rows.tolist(), strict=True)
+            try:
+                return [
+                    (pa.concat_arrays([parts[number].slice(row, 1) for number, row in picked]), slice(0, self.num_rows))
+                ]
+            except pa.ArrowInvalid:  # no rows, chunks of different types, or more bytes than one array can hold
+                pass
+        found: list[tuple[Any, NDArray[np.intp] | slice]] = []
         for number, array in enumerate(parts):
             first, end = self._bounds[number], self._bounds[number + 1]
             rows = self._sorted_rows[first:end]
             index = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
             found.append((array.take(index), self._order[first:end]))
         return found
+
+
+def _is_composed(kind: Any) -> bool:
+    """Tell whether joining arrays of a type costs more than copying their values: dictionaries are merged."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_nested(kind) or pa.types.is_dictionary(kind))
 
 
 def _take(values: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]) -> None:

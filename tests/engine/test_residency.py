@@ -51,6 +51,17 @@ def load(window, read):
     window.done(read, chunk_of(read.chunk, int(window.chunk_bytes[read.chunk]) // ROW))
 
 
+def test_freed_memory_goes_back_to_the_system_once_for_many_small_reads():
+    window = make_window([10] * 60, budget=10 * ROW * 64)
+    window.add(visiting(*((chunk, 0, 9) for chunk in range(60))))
+    due = []
+    for _ in range(60):
+        load(window, window.read_ahead(tick=0))
+        due.append(window.release_is_due())
+    assert not any(due[:32])  # less than half of the budget is in use
+    assert due[32:] == [number % 2 == 0 for number in range(28)]  # a 32nd of the budget is two chunks
+
+
 class Drill:
     """A run whose threads are imagined: their tasks are picked and finished in an order that is given."""
 

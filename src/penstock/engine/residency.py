@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     """The first batch that is built here, and how many batches on the next one is."""
 
 _TIGHT_SHARE = 0.5
-"""From this part of the budget on, freed memory goes back to the system at once."""
+"""From this part of the budget on, freed memory goes back to the system."""
+_RELEASE_BYTES = 64 << 20
+"""But only after so many bytes were read, or a 32nd of the budget: touching memory again costs more than reading it."""
 _COPIES_AHEAD = 2
 """Chunks that are copied from the shelf before they are needed."""
 Key = tuple[int, int]
@@ -160,6 +162,7 @@ class Residency:
     _ahead: deque[tuple[int, int]] = field(default_factory=deque)
     """(first tick, bytes) of what was read before it is needed, in order."""
     _ahead_now: int = 0
+    _read_since_release: int = 0
 
     def add(self, work: EpochWork) -> None:
         """Append the next epoch."""
@@ -252,6 +255,13 @@ class Residency:
         """Whether so much of the budget is in use that freed memory must not be kept for later."""
         return self.held_bytes + self.flight_bytes + self.lent_bytes > _TIGHT_SHARE * self.budget_bytes
 
+    def release_is_due(self) -> bool:
+        """Return whether freed memory should go back to the system now; True starts counting reads anew."""
+        due = self.is_tight and self._read_since_release >= min(_RELEASE_BYTES, self.budget_bytes // 32)
+        if due:
+            self._read_since_release = 0
+        return due
+
     def done(self, read: Read, loaded: Chunk | LostChunk) -> None:
         """Note that a read has ended; its real size replaces the estimate."""
         self.flight_bytes -= int(self.read_bytes[read.chunk])
@@ -260,6 +270,7 @@ class Residency:
         self.held_bytes += num_bytes - resident.num_bytes
         resident.num_bytes = num_bytes
         resident.loaded = loaded
+        self._read_since_release += num_bytes
 
     def _room_for(self, chunk: int, first: int, *, tick: int, force: bool) -> bool:
         """Find room for one more read that is first needed at tick `first`, by letting go of what is needed later.

@@ -429,10 +429,10 @@ class Scheduler:
             self._running -= 1
             if not self._stopped:
                 self._residency.done(read, loaded)
-            tight = self._residency.is_tight
+            release = self._residency.release_is_due()
             self._cond.notify_all()
         del loaded
-        if tight:
+        if release:
             release_unused()
 
     def _do_index(self, span: Span) -> None:

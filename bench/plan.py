@@ -81,7 +81,7 @@ def build(world: int) -> tuple[float, float, float]:
     seconds, (_, peak) = time.thread_time() - begin, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     begin = time.thread_time()
-    make_plan(counts, **arguments, sizes=Sizes(1000, 1000, 1000, 1 << 30, "row group"), least_memory=int)
+    make_plan(counts, **arguments, sizes=Sizes(1000, 1000, 1 << 30, "row group"), least_memory=int)
     return seconds, peak / 1e6, time.thread_time() - begin
 
 

@@ -284,7 +284,9 @@ class Dataset(DatasetRows):
 
     @show_keywords(PlanKeywords)
     def plan(self, *, batch_size: int, **options: Unpack[PlanKeywords]) -> Plan:
-        """Return what a loader with these options would do, as a value to print; reads no data.
+        """Return what a loader with these options would do, as a value to print.
+
+        Reads no data, but indexes: of all files where parts of row groups are counted, and the offset indexes of a few.
 
         Without `rank` and `world` it is the plan of one rank: the environment is not looked at.
 
@@ -300,7 +302,7 @@ class Dataset(DatasetRows):
         chosen = LoaderOptions(batch_size=batch_size, **given)
         order, inputs = choose_order(self.inputs(), chosen)
         share = Share(chosen.rank or 0, chosen.world or 1, chosen.batch_size, chosen.remainder, chosen.drop_last)
-        return describe(inputs, order, Cursor.start(0, order, len(self)), share, chosen)
+        return describe(inputs, order, Cursor.start(0, order, len(self)), share, chosen, measured=True)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -86,6 +86,25 @@ def test_plan_prints_the_plan_of_the_dataset(table: str, capsys: pytest.CaptureF
     assert text == f"{want}\n"
 
 
+def test_info_and_plan_know_the_parts_of_large_row_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [np.random.default_rng(0).bytes(1 << 20)] * 80
+    for name, index in (("indexed", True), ("plain", False)):
+        (tmp_path / name).mkdir()
+        pq.write_table(
+            pa.table({"cell": cells}), tmp_path / name / "a.parquet", write_page_index=index, write_batch_size=1,
+            data_page_size=1, use_dictionary=False,
+        )  # fmt: skip
+    indexed, plain = str(tmp_path / "indexed"), str(tmp_path / "plain")
+    assert re.search(r"advice .* large, but shuffled in \d+ parts of ", output(capsys, "info", indexed))
+    assert re.search(r"advice .* are large: few fit", output(capsys, "info", plain))
+    assert re.search(r"rows +80 in \d+ parts of 1 row groups", output(capsys, "plan", indexed, "--shuffle"))
+    assert "rows     80 in 1 chunks" in output(capsys, "plan", indexed, "--shuffle", "--parts", "no")
+    assert "rows     80 in 1 chunks" in output(capsys, "plan", plain, "--shuffle")
+    assert re.search(
+        r"rows +80 in \d+ parts of 1 row groups", output(capsys, "plan", plain, "--shuffle", "--parts=yes")
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "shuffle"),
     [

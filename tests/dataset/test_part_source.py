@@ -13,7 +13,7 @@ from penstock.dataset import parts
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.part_source import ParquetParts, split_row_groups
 from penstock.errors import BadFile, BudgetError, DecodeError, FileChanged
-from penstock.source import Selection, pack_mask, read_table
+from penstock.source import Selection, Split, pack_mask, read_table
 from penstock.storage.cache import MemoryCache
 from penstock.testing.source_suite import SourceTests
 
@@ -233,6 +233,49 @@ def test_the_memory_error_names_the_part_and_does_not_advise_smaller_row_groups(
         dataset.loader(**options, parts=False)
     with pytest.raises(BudgetError, match=r"smaller row groups$"):
         dataset.loader(**options | {"shuffle": False})
+
+
+def test_the_plan_counts_parts_and_the_pages_that_they_read_twice(tmp_path):
+    dataset = penstock.open(write(tmp_path))
+    options = {"batch_size": 64, "shuffle": True, "rank": 0, "world": 1, "shuffle_bytes": 100_000}
+    plan = dataset.plan(**options)
+    assert plan.order.parts
+    assert (plan.num_chunks, plan.num_groups) == (len(split_row_groups(dataset.source).facts.chunk_rows), 4)
+    assert 1 <= plan.page_factor < 1.2
+    assert plan.read_factor >= plan.page_factor
+    whole = dataset.plan(**options, parts=False)
+    assert (whole.num_chunks, whole.num_groups, whole.page_factor) == (4, 4, None)
+    assert whole.groups_per_batch <= plan.groups_per_batch <= plan.permuted_groups_per_batch <= 4
+    with dataset.loader(**options) as loader:
+        before = loader.plan.page_factor
+        list(loader)
+        assert loader.plan.page_factor == before == plan.page_factor, "kept columns are counted all the same"
+
+
+def test_pages_of_unequal_rows_cost_what_the_plan_says(tmp_path):
+    source = write(tmp_path)
+    divided = ParquetParts(source, [np.array([0, 33, 187, 300, 500])] * 4)
+    names = ["id", "image"]
+    needed = sum(one.stop - one.start for chunk in range(4) for one in source.ranges(chunk, names))
+    read = 0
+    for chunk in range(16):
+        read += sum(one.stop - one.start for one in divided.ranges(chunk, names))
+        divided.read(chunk, names)
+    source.split = lambda *, scan: Split(divided, divided.chunk, divided.first_row)
+    plan = penstock.open(source, columns=names).plan(batch_size=8, shuffle=True)
+    assert plan.page_factor == pytest.approx(read / needed)
+    assert plan.page_factor > 1.01
+
+
+def test_a_plan_and_a_loader_are_made_where_offset_indexes_cannot_be_read(tmp_path):
+    source = write(tmp_path)
+    dataset = penstock.open(source)
+    options = {"batch_size": 8, "shuffle": True, "rank": 0, "world": 1}
+    assert dataset.plan(**options).page_factor is not None
+    for name in ("0.parquet", "1.parquet"):
+        (tmp_path / name).unlink()
+    assert dataset.plan(**options).page_factor is None
+    dataset.loader(**options).close()
 
 
 def test_a_file_that_was_written_again_is_noticed(tmp_path):

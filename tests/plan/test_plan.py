@@ -14,16 +14,18 @@ from tests.depth import depth
 from tests.plan.cases import cases
 
 
-def plan_of(counts, *, world=1, row_bytes=1000, shuffle_bytes=1 << 30, lanes=None, remainder="drop", kind="lanes"):
+def plan_of(
+    counts, *, world=1, row_bytes=1000, shuffle_bytes=1 << 30, lanes=None, remainder="drop", kind="lanes", **sizes
+):
     counts = np.asarray(counts)
     chosen = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=shuffle_bytes, lanes=lanes)
-    order = Order(kind, 7, *(chosen if kind == "lanes" else ()))
+    order = Order(kind, 7, *(chosen if kind == "lanes" else ()), parts="groups" in sizes)
     return make_plan(
         counts,
         order=order,
         cursor=Cursor.start(0, order, int(counts.sum())),
         share=Share(0, world, 256, remainder, False),
-        sizes=Sizes(row_bytes, row_bytes, shuffle_bytes, "row group"),
+        sizes=Sizes(row_bytes, row_bytes, shuffle_bytes, "row group", **sizes),
         least_memory=lambda plan: plan.window_rows() * row_bytes,
     )
 
@@ -37,12 +39,44 @@ def test_a_plan_prints_what_will_happen():
         "  steps    782 on each of 5 ranks: batches of 256 rows",
         "  buffer   256.0 MiB for the job, at most 52.5 MiB on this rank",
         "  reads    1.000 bytes by all ranks for each byte needed",
-        "  mixing   a batch of this rank draws from about 46 chunks",
+        "  mixing   a batch of this rank draws from about 46 chunks; under a true permutation from 226",
         "  memory   at least 52.5 MiB on this rank",
     ]
     assert repr(plan) == (
         "Plan(epoch=0, rank=0/5, steps=782, rows=1_000_000, order='lanes-1', lanes=50, block=3880, left=1_000_000)"
     )
+
+
+def test_a_plan_of_parts_names_them_their_row_groups_and_what_their_pages_cost():
+    options = {"row_bytes": 20_000, "shuffle_bytes": 1 << 28}
+    plan = plan_of([100] * 14_800, groups=np.arange(14_800) // 74, page_factor=1.02, **options)
+    rows, order, _, _, reads, mixing = str(plan).splitlines()[1:7]
+    assert rows == "  rows     1,480,000 in 14,800 parts of 200 row groups, 1.9 MiB each"
+    assert order.startswith("  order    lanes-2: rows shuffled over ")
+    assert reads.endswith(" for each byte needed (pages of parts: 1.020, measured on a few row groups)")
+    assert re.fullmatch(r"  mixing   .* draws from about \d\d row groups; under a true permutation from 145", mixing)
+    assert plan.read_factor >= 1.02
+    assert (plan.num_chunks, plan.num_groups, plan.page_factor, plan.chunk_bytes) == (14_800, 200, 1.02, 2_000_000)
+    whole = plan_of([7_400] * 200, **options)
+    assert (whole.num_chunks, whole.num_groups, whole.page_factor) == (200, 200, None)
+    assert whole.groups_per_batch == whole.chunks_per_batch < 3
+    assert whole.permuted_groups_per_batch == plan.permuted_groups_per_batch
+    assert plan.groups_per_batch > 20 * whole.groups_per_batch
+
+
+def test_advice_for_parts_never_asks_for_smaller_row_groups():
+    crowded = plan_of([50_000] * 40, row_bytes=2000, shuffle_bytes=1 << 26, groups=np.arange(40) // 2, world=3)
+    assert len(crowded.warnings) == 3
+    assert "smaller" not in " ".join(crowded.warnings)
+    few = plan_of([100] * 150, row_bytes=20_000, groups=np.arange(150) // 75, shuffle_bytes=1 << 26)
+    assert few.warnings == (), "there are two row groups: a batch cannot draw from more"
+
+
+def test_advice_names_the_index_where_chunks_could_be_divided():
+    for rows, can, named in ((50_000, True, True), (50_000, False, False), (50, True, False)):
+        plan = plan_of([rows] * 40, row_bytes=2000, shuffle_bytes=rows << 12, can_divide=can)
+        mixing = [one for one in plan.warnings if "poorly mixed" in one]
+        assert ("penstock index" in mixing[0]) is named
 
 
 @given(case=cases())

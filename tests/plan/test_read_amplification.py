@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.plan import Cursor, Order, Share, plan_epoch
-from penstock.plan.plan import ReadAmplification, chunks_per_batch, count_reads
+from penstock.plan.plan import Mixing, ReadAmplification, count_reads
 from tests.depth import depth
 from tests.plan.cases import cases
 
@@ -39,10 +39,28 @@ def test_many_stays_are_counted_one_by_one(monkeypatch):
 @pytest.mark.parametrize(("lanes", "world"), [(24, 1), (24, 8), (1, 1), (4, 2), (24, 5)])
 @pytest.mark.parametrize("block", [250, 1000, 4000])
 def test_mixing_is_what_batches_show(lanes, world, block):
-    counts = np.random.default_rng(1).integers(100, 300, 500)
-    share = Share(world - 1, world, 64, "drop", False)
-    plan = plan_epoch(counts, order=Order("lanes", 5, lanes, block), cursor=Cursor(0, position=0), share=share)
+    counts, groups = np.random.default_rng(1).integers(100, 300, 500), np.arange(500) // 5
+    share, seen, expected = Share(world - 1, world, 64, "drop", False), [], []
+    for seed in range(40):
+        plan = plan_epoch(counts, order=Order("lanes", seed, lanes, block), cursor=Cursor(0, position=0), share=share)
+        middle = plan.num_items // 2 // 64 * 64
+        chunk, _ = plan.rows(middle, middle + 64)
+        seen.append([len(np.unique(chunk)), len(np.unique(groups[chunk]))])
+        mixing = Mixing.of(plan, groups)
+        expected.append([mixing.chunks, mixing.groups])
+        assert mixing.groups < 1.001 * mixing.chunks
+        assert mixing.groups < 1.02 * mixing.permuted
+        assert Mixing.of(plan, np.arange(500)).groups == mixing.chunks
+    assert np.mean(expected, 0) == pytest.approx(np.mean(seen, 0), rel=0.1)
+
+
+def test_a_true_permutation_mixes_as_rows_drawn_at_random_do():
+    counts, groups = np.full(400, 25), np.arange(400) // 10
+    plan = plan_epoch(
+        counts, order=Order("lanes", 5, 1, 10_000), cursor=Cursor(0, position=0), share=Share(0, 1, 64, "drop", False)
+    )
     chunk, _ = plan.rows(0, plan.num_items)
-    middle = range(plan.num_items // 4 // 64 * 64, plan.num_items * 3 // 4, 64)
-    seen = np.mean([len(np.unique(chunk[lo : lo + 64])) for lo in middle])
-    assert chunks_per_batch(plan) == pytest.approx(seen, rel=0.25)
+    seen = np.mean([len(np.unique(groups[chunk[lo : lo + 64]])) for lo in range(0, 9_900, 64)])
+    mixing = Mixing.of(plan, groups)
+    assert mixing.groups == pytest.approx(mixing.permuted)
+    assert mixing.permuted == pytest.approx(seen, rel=0.02)

@@ -1,7 +1,7 @@
 """What each command prints: `run` calls the public API with the options of the command line and returns text.
 
-`info` and `plan` read no data, only the footers; `head` decodes the rows that it shows. Nothing here parses arguments
-or knows how files are laid out.
+`info` and `plan` read no data, only footers and indexes; `head` decodes the rows that it shows. Nothing here parses
+arguments or knows how files are laid out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import penstock
 from penstock.display import schema_rows, size_text
 from penstock.errors import printable
+from penstock.source import Splittable
 
 if TYPE_CHECKING:
     import argparse
@@ -28,6 +29,7 @@ _SMALL_BYTES, _LARGE_BYTES = 1 << 20, 64 << 20
 _MOST_CHARACTERS, _MOST_NUMBERS = 40, 6  # of a value that is shown
 _SHUFFLE: dict[str, Any] = {"no": False, "rows": True, "groups": "groups"}
 _ORDERS = {"no": "as stored", "rows": "shuffled", "groups": "row groups permuted"}
+_PARTS = {"yes": True, "no": False, None: None}
 _NAMES = ("workers", "pool", "memory_bytes", "shuffle_bytes", "lanes", "device")
 EXIT_PROBLEM = 3
 """Differs from the status of errors, so scripts can tell a bad layout from a wrong path."""
@@ -90,6 +92,10 @@ def _advice(dataset: Dataset) -> str:
         return "no rows: nothing to read"
     mean, noun = dataset.num_bytes / num_groups, dataset.source.facts.part_noun
     if mean > _LARGE_BYTES:
+        split = dataset.source.split(scan=False) if isinstance(dataset.source, Splittable) else None
+        if split is not None:
+            parts = f"{len(split.chunk):,} parts of {size_text(dataset.num_bytes / len(split.chunk))}"
+            return f"{noun}s of {size_text(mean)} are large, but shuffled in {parts} on average"
         return f"{noun}s of {size_text(mean)} are large: few fit the shuffle buffer; aim at 16 MiB"
     if mean < _SMALL_BYTES and num_groups > 64:
         return f"{noun}s of {size_text(mean)} are small: starting a read costs more than the read; aim at 16 MiB"
@@ -149,6 +155,7 @@ def _plan(dataset: Dataset, options: argparse.Namespace) -> str:
             remainder=options.remainder,
             drop_last=options.drop_last,
             lanes=options.lanes,
+            parts=_PARTS[options.parts],
             **_given(options, ("shuffle_bytes",)),
         )
     )
@@ -159,6 +166,7 @@ def _bench(dataset: Dataset, options: argparse.Namespace) -> str:
     from penstock.bench import Workload, measure
 
     chosen = {"batch_size": options.batch_size, "shuffle": _SHUFFLE[options.shuffle], "seed": options.seed}
+    chosen |= {"parts": _PARTS[options.parts]}
     task = Workload(
         options=chosen | _given(options, _NAMES),
         framework=options.framework,

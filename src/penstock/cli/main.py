@@ -147,6 +147,9 @@ def _order(shuffle: str) -> dict[str, dict[str, Any]]:
         },
         "--seed": {"type": int, "default": 0, "help": "selects the order (default 0)"},
         "--lanes": {"type": _positive, "help": "lanes of the shuffled order (default: chosen)"},
+        "--parts": {
+            "choices": ["yes", "no"], "help": "shuffle parts of row groups (default: of files with an offset index)",
+        },
         "--shuffle-bytes": {
             "type": size, "metavar": "SIZE", "help": "shuffle buffer of the whole job (default 1GiB)",
         },

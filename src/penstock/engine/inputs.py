@@ -145,6 +145,10 @@ class Inputs:
     """Whether batches end with their chunk, in line orders."""
     most_waiting: int = 1 << 30
     """Most results that wait for the consumer, where memory allows more."""
+    whole: Source | None = None
+    """The undivided source, if chunks are parts."""
+    whole_chunk: NDArray[np.int64] | None = None
+    """The chunk of `whole` in which each chunk lies."""
 
     def most_items(self, options: LoaderOptions) -> int:
         """Return the most items of a batch."""
@@ -169,6 +173,8 @@ class Inputs:
             items=RowGrouping(selection.counts),
             chunk_bytes=split.source.chunk_bytes([column.name for column in self.columns]),
             rows=selection.digest(),
+            whole=self.source,
+            whole_chunk=split.chunk,
         )
         return found, split.scanned
 

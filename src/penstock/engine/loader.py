@@ -171,7 +171,12 @@ class Loader(LoaderFacts):
         self._setup_of(order).check_budget(self._plan(start))
         # One rank that reads in order reads every chunk once: there is nothing to say.
         plain = order.is_line and world == 1
-        if not plain and self._total_rows and len(inputs.counts) <= _ADVISE_CHUNKS and (advice := self.plan.warnings):
+        if (
+            not plain
+            and self._total_rows
+            and len(inputs.counts) <= _ADVISE_CHUNKS
+            and (advice := self._describe(measured=False).warnings)
+        ):
             warnings.warn("; also: ".join(advice), PenstockWarning, stacklevel=users_level())
 
     def inside(self) -> tuple[Loader, ...]:

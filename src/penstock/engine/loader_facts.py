@@ -7,17 +7,21 @@ small JSON; place arithmetic (`place_after`, `count_units`) is for processes tha
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from penstock.engine import host
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Place, Run
 from penstock.engine.inputs import Inputs, Setup, count_needs
 from penstock.engine.stages import Batch, output_columns
+from penstock.errors import PenstockError
 from penstock.options import LoaderOptions, at_least
 from penstock.plan import Cursor, EpochPlan, Order, Plan, Share, State, check, check_owner, check_predicate
-from penstock.source import may_hold_nulls
+from penstock.source import Splittable, may_hold_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -225,9 +229,16 @@ class LoaderFacts(BaseLoader):
 
     @property
     def plan(self) -> Plan:
-        """What this loader does from here to the end of the epoch; print it. Costs microseconds a row group."""
+        """What this loader does from here to the end of the epoch; print it. Costs microseconds a row group.
+
+        If row groups are read in parts, the offset indexes of a few of them are read.
+        """
+        return self._describe(measured=True)
+
+    def _describe(self, *, measured: bool) -> Plan:
         place = self.place()
-        return describe(self._inputs_of(place.order), place.order, place.cursor, self._share, self._options)
+        inputs = self._inputs_of(place.order)
+        return describe(inputs, place.order, place.cursor, self._share, self._options, measured=measured)
 
     @property
     def pads(self) -> bool:
@@ -282,14 +293,57 @@ class LoaderFacts(BaseLoader):
         return f"Loader({self.order.name!r}, batch_size={size}, rank={share}, {length})"
 
 
-def describe(inputs: Inputs, order: Order, cursor: Cursor, share: Share, options: LoaderOptions) -> Plan:
-    """Return what `share.rank` will do from `cursor` on."""
+def describe(  # noqa: PLR0913 -- all that a run is made of
+    inputs: Inputs, order: Order, cursor: Cursor, share: Share, options: LoaderOptions, *, measured: bool
+) -> Plan:
+    """Return what `share.rank` will do from `cursor` on; with `measured`, `Plan.page_factor` is found out."""
     from penstock.plan.plan import Sizes, make_plan  # here: few runs are described
 
-    sizes = Sizes(inputs.row_bytes, inputs.held_bytes, options.shuffle_bytes, inputs.source.facts.part_noun)
+    sizes = Sizes(
+        inputs.row_bytes,
+        inputs.held_bytes,
+        options.shuffle_bytes,
+        inputs.source.facts.part_noun,
+        groups=inputs.whole_chunk,
+        page_factor=page_factor(inputs) if measured else None,
+        can_divide=isinstance(inputs.source, Splittable) and inputs.items.one_row and options.parts is not False,
+    )
 
     def least(plan: EpochPlan) -> int:
         window_bytes = inputs.items.visits(plan.visits).most_rows(inputs.held_chunk_bytes)
         return count_needs(inputs, window_bytes, share.batch_size, options.pool).least
 
     return make_plan(inputs.counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=least)
+
+
+_SAMPLED_GROUPS = 4
+"""Row groups whose pages are looked at for a plan."""
+
+
+def page_factor(inputs: Inputs) -> float | None:
+    """Return the bytes that parts of row groups read over those of the row groups, measured on a few of them.
+
+    Columns that are read whole are counted once: their rows are kept for the other parts. None if chunks are not
+    divided, or what was looked at cannot be read, which is an error once it is needed.
+    """
+    if inputs.whole is None or inputs.whole_chunk is None:
+        return None
+    names, read, needed = [column.name for column in inputs.columns], 0, 0
+    groups, counts = np.unique(inputs.whole_chunk[inputs.selected > 0], return_counts=True)
+    divided = groups[counts > 1]
+    step = max(1, len(divided) // _SAMPLED_GROUPS)
+    try:
+        for group in divided[step // 2 :: step][:_SAMPLED_GROUPS].tolist():
+            first, last = np.searchsorted(inputs.whole_chunk, (group, group + 1)).tolist()
+            parts = Counter(one for part in range(first, last) for one in inputs.source.ranges(part, names))
+            for whole in inputs.whole.ranges(group, names):
+                inside = sum(
+                    times * (one.stop - one.start)
+                    for one, times in parts.items()
+                    if one != whole and one.path == whole.path and whole.start <= one.start and one.stop <= whole.stop
+                )
+                needed += whole.stop - whole.start
+                read += inside or whole.stop - whole.start
+    except (PenstockError, OSError):
+        return None
+    return read / needed if needed else None

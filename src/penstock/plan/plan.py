@@ -37,7 +37,12 @@ class Plan:
     num_rows: int
     """Selected rows of the whole epoch."""
     num_chunks: int
-    """Chunks that have such rows."""
+    """Chunks that have such rows: row groups, or parts of them."""
+    num_groups: int
+    """Row groups (of other sources, undivided chunks) that have such rows; `num_chunks` unless they are read in
+    parts."""
+    chunk_bytes: int
+    """Bytes in memory of a typical chunk, all columns."""
     num_left: int
     """Rows left in the epoch from `cursor`."""
     num_steps: int
@@ -51,9 +56,16 @@ class Plan:
     rank_buffer_bytes: int
     """Bytes of the chunks that this rank must have in memory at once, at most."""
     read_factor: float
-    """Bytes read by all ranks over bytes needed."""
+    """Bytes read by all ranks over bytes needed; counts what parts of row groups read twice where that is known."""
+    page_factor: float | None
+    """Bytes that the parts of a row group read over those of the row group, measured on a few row groups: pages at the
+    borders of parts are read twice. None if row groups are read whole, or in `Loader` before it is looked at."""
     chunks_per_batch: float | None
     """Chunks that a batch of this rank draws from in the middle of its part; None where rows are not shuffled."""
+    groups_per_batch: float | None
+    """Row groups that it draws from; the same as `chunks_per_batch` unless they are read in parts."""
+    permuted_groups_per_batch: float | None
+    """Row groups that a batch would draw from under a true permutation of all rows, to compare with."""
     least_memory_bytes: int
     """The memory that this rank needs at least: its shuffle buffer, one read and two batches."""
     warnings: tuple[str, ...]
@@ -92,15 +104,24 @@ class Plan:
             left = f"; rows dropped: {rest:,}" if share.remainder == "drop" else padding
         job, rank = bytes_text(self.job_buffer_bytes), bytes_text(self.rank_buffer_bytes)
         readers = "by all ranks" if share.world > 1 else "by this rank"
+        chunks, groups, pages = f"{self.num_chunks:,} chunks", "chunks", ""
+        if order.parts:
+            groups = "row groups"
+            chunks = f"{self.num_chunks:,} parts of {self.num_groups:,} {groups}, {bytes_text(self.chunk_bytes)} each"
+        if self.page_factor is not None:
+            pages = f" (pages of parts: {self.page_factor:.3f}, measured on a few row groups)"
         lines = [
-            f"rows     {self.num_rows:,} in {self.num_chunks:,} chunks{some}",
+            f"rows     {self.num_rows:,} in {chunks}{some}",
             f"order    {order.name}: {how}",
             f"steps    {steps} on {ranks}: batches of {share.batch_size:,} rows{left}",
             f"buffer   {job} for the job, at most {rank} on this rank",
-            f"reads    {self.read_factor:.3f} bytes {readers} for each byte needed",
+            f"reads    {self.read_factor:.3f} bytes {readers} for each byte needed{pages}",
         ]
-        if self.chunks_per_batch is not None:
-            lines.append(f"mixing   a batch of this rank draws from about {self.chunks_per_batch:,.0f} chunks")
+        if self.groups_per_batch is not None:
+            lines.append(
+                f"mixing   a batch of this rank draws from about {self.groups_per_batch:,.0f} {groups}; under a true "
+                f"permutation from {self.permuted_groups_per_batch:,.0f}"
+            )
         lines.append(f"memory   at least {bytes_text(self.least_memory_bytes)} on this rank")
         return "\n  ".join(["Plan", *lines, *(f"warning  {text}" for text in self.warnings)])
 
@@ -121,23 +142,29 @@ def make_plan(  # noqa: PLR0913 -- all that a run is made of
     array = as_counts(counts)
     plan = plan_epoch(array, order=order, cursor=cursor, share=share)
     window_rows, reads = plan.window_rows(), count_reads(array, order=order, cursor=cursor, share=share)
-    mixing = chunks_per_batch(plan) if isinstance(plan, LanePlan) and plan.num_items else None
+    groups = np.arange(len(array)) if sizes.groups is None else sizes.groups
+    mixing = Mixing.of(plan, groups) if isinstance(plan, LanePlan) and plan.num_items else Mixing(None, None, None)
     return Plan(
         order=order,
         cursor=cursor,
         share=share,
         num_rows=plan.total_rows,
         num_chunks=int((array > 0).sum()),
+        num_groups=len(np.unique(groups[array > 0])),
+        chunk_bytes=int(typical_rows(array) * sizes.row_bytes),
         num_left=plan.num_left,
         num_steps=plan.num_steps,
         least_steps=share.steps(plan.num_left, share.world - 1),
         max_steps=plan.max_steps,
         job_buffer_bytes=int(job_window_rows(plan) * sizes.read_row_bytes),
         rank_buffer_bytes=int(window_rows * sizes.read_row_bytes),
-        read_factor=reads.factor,
-        chunks_per_batch=mixing,
+        read_factor=reads.factor * (sizes.page_factor or 1.0),
+        page_factor=sizes.page_factor,
+        chunks_per_batch=mixing.chunks,
+        groups_per_batch=mixing.groups,
+        permuted_groups_per_batch=mixing.permuted,
         least_memory_bytes=least_memory(plan),
-        warnings=advise(plan, sizes, read_factor=reads.factor, chunks_per_batch=mixing),
+        warnings=advise(plan, sizes, read_factor=reads.factor, mixing=mixing),
     )
 
 
@@ -167,8 +194,12 @@ FEW_CHUNKS = 8
 """A shuffled batch from fewer chunks than this is poorly mixed."""
 
 
+DIVISIBLE_BYTES = 4 << 20
+"""Chunks of more bytes than this can be divided into parts, as a rule."""
+
+
 class Sizes(NamedTuple):
-    """Bytes of a row as stored and as it waits, bytes of the shuffle buffer, and the noun for advice."""
+    """Bytes of a row as stored and as it waits, bytes of the shuffle buffer, and what is known about the chunks."""
 
     row_bytes: float
     """All columns in memory as they are stored: what decides the lanes of a fresh run."""
@@ -177,15 +208,30 @@ class Sizes(NamedTuple):
     shuffle_bytes: int
     """The shuffle buffer of the whole job."""
     part_noun: str
-    """What the source calls a chunk."""
+    """What the source calls an undivided chunk."""
+    groups: NDArray[np.int64] | None = None
+    """The undivided chunk of each chunk; None: chunks are not divided."""
+    page_factor: float | None = None
+    """Bytes that parts read over those of their undivided chunks; None: not known, or not divided."""
+    can_divide: bool = False
+    """Whether the source would divide its chunks if it knew where their pages are."""
 
 
-def advise(plan: EpochPlan, sizes: Sizes, *, read_factor: float, chunks_per_batch: float | None) -> tuple[str, ...]:
+def advise(plan: EpochPlan, sizes: Sizes, *, read_factor: float, mixing: Mixing) -> tuple[str, ...]:
     """Return a sentence for each thing that could be better; none for an empty plan."""
     if not plan.num_items:
         return ()
-    found = [_reads(plan, sizes, read_factor), _mixing(plan, sizes, chunks_per_batch), _large_chunk(plan, sizes)]
+    found = [_reads(plan, sizes, read_factor), _mixing(plan, sizes, mixing), _large_chunk(plan, sizes)]
     return tuple(text for text in found if text)
+
+
+def _smaller(plan: EpochPlan, sizes: Sizes) -> str:
+    """Return the advice for chunks that are too large: an alternative that ends in ", or ", and nothing for parts."""
+    if plan.order.parts:
+        return ""
+    divisible = sizes.can_divide and typical_rows(plan.counts) * sizes.row_bytes > DIVISIBLE_BYTES
+    index = "let `penstock index` find their pages, so that they are read in parts, or " if divisible else ""
+    return f"write smaller {sizes.part_noun}s, or {index}"
 
 
 def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
@@ -196,7 +242,7 @@ def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
         return f"{what}: {plan.share.world} ranks share few chunks; write smaller {sizes.part_noun}s"
     cure = fitting_lanes(plan, sizes)
     if cure is None or cure.factor > max(READ_FACTOR, WORTHWHILE * read_factor):
-        return f"{what}, and no number of lanes helps: write more and smaller {sizes.part_noun}s, or use fewer ranks"
+        return f"{what}, and no number of lanes helps: {_smaller(plan, sizes)}use fewer ranks"
     lanes, world = plan.order.lanes or 1, plan.share.world
     not_divided = f"{world} ranks do not divide {lanes} lane{'s' if lanes > 1 else ''}"
     why = not_divided if lanes % world else f"{lanes} lanes cut too many chunks"
@@ -242,15 +288,20 @@ def _factor(plan: EpochPlan, sizes: Sizes, lanes: int) -> float:
     return count_reads(plan.counts, order=order, cursor=Cursor(0, position=0), share=plan.share).factor
 
 
-def _mixing(plan: EpochPlan, sizes: Sizes, chunks_per_batch: float | None) -> str | None:
+def _mixing(plan: EpochPlan, sizes: Sizes, mixing: Mixing) -> str | None:
     lanes, block = plan.order.lanes or 1, plan.order.block or 1
-    if chunks_per_batch is None or chunks_per_batch >= min(FEW_CHUNKS, plan.share.batch_size) - 0.5:
+    if mixing.groups is None or mixing.permuted is None:
+        return None
+    enough = min(FEW_CHUNKS, plan.share.batch_size)
+    if mixing.groups >= (min(enough, mixing.permuted) if plan.order.parts else enough) - 0.5:
         return None
     if lanes == 1 and block >= plan.total_rows:
         return None  # a true permutation: nothing mixes better
+    noun = f"{sizes.part_noun}s" if plan.order.parts else "chunks"
     return (
-        f"a batch draws from about {chunks_per_batch:.0f} chunks only, so its rows are poorly mixed: "
-        f"write smaller {sizes.part_noun}s, or start the run with a larger shuffle_bytes or more lanes"
+        f"a batch draws from about {mixing.groups:.0f} {noun} only (under a true permutation from "
+        f"{mixing.permuted:,.0f}), so its rows are poorly mixed: {_smaller(plan, sizes)}start the run with a larger "
+        "shuffle_bytes or more lanes"
     )
 
 
@@ -263,7 +314,7 @@ def _large_chunk(plan: EpochPlan, sizes: Sizes) -> str | None:
         return None
     return (
         f"a chunk of {largest:,} rows has {size:,} bytes, more than the whole shuffle buffer of "
-        f"{sizes.shuffle_bytes:,}: write smaller {sizes.part_noun}s or start the run with a larger shuffle_bytes"
+        f"{sizes.shuffle_bytes:,}: {_smaller(plan, sizes)}start the run with a larger shuffle_bytes"
     )
 
 
@@ -362,16 +413,37 @@ def _merged_chunks(stays: _Stays, grid: Grid, start: int, share: Share) -> NDArr
     return np.asarray(names[in_order(ids, first[some], last[some]).merged().chunk] // world)
 
 
-def chunks_per_batch(plan: LanePlan) -> float:
-    """Return how many chunks a batch in the middle of the rank's part is expected to draw from."""
+class Mixing(NamedTuple):
+    """From how many chunks, and undivided chunks, a batch in the middle of the rank's part is expected to draw."""
+
+    chunks: float | None
+    groups: float | None
+    permuted: float | None
+    """Undivided chunks under a true permutation of all rows."""
+
+    @classmethod
+    def of(cls, plan: LanePlan, groups: NDArray[np.int64]) -> Mixing:
+        """Count the chunks of a shuffled plan; `groups`: the undivided chunk of each chunk."""
+        size = min(plan.share.batch_size, plan.num_items)
+        shares = np.bincount(groups, weights=plan.counts) / max(1, plan.total_rows)
+        permuted = float((1 - (1 - shares) ** size).sum())
+        return cls(sources_per_batch(plan, np.arange(len(groups))), sources_per_batch(plan, groups), permuted)
+
+
+def sources_per_batch(plan: LanePlan, groups: NDArray[np.int64]) -> float:
+    """Return from how many groups of chunks a batch in the middle of the rank's part is expected to draw."""
     size = plan.share.batch_size
     lo = plan.num_items // 2 // size * size
     lane, row, grid = *plan.places(lo, min(lo + size, plan.num_items)), plan.grid
     begin, end = grid.block_span(lane, grid.block_of(lane, row))
     begin, at, draws = np.unique(begin + grid.start(lane), return_index=True, return_counts=True)
     end = (end + grid.start(lane))[at]
-    part, cell, first, last = cut(plan.line.borders, begin, end)
-    share_of_block = (last - first) / (end - begin)[part]
-    with np.errstate(divide="ignore"):  # a block within one chunk misses it never: log 0
-        missed = np.bincount(cell, weights=draws[part] * np.log1p(-share_of_block)) if len(cell) else np.zeros(0)
+    block, cell, first, last = cut(plan.line.borders, begin, end)
+    num_groups = int(groups.max(initial=0)) + 1
+    # The rows of each group in each block that the batch draws from.
+    pairs, place = np.unique(block * num_groups + groups[plan.line.chunks[cell]], return_inverse=True)
+    block, group = np.divmod(pairs, num_groups)
+    share_of_block = np.bincount(place, weights=last - first) / (end - begin)[block]
+    with np.errstate(divide="ignore"):  # a block within one group misses it never: log 0
+        missed = np.bincount(group, weights=draws[block] * np.log1p(-np.minimum(share_of_block, 1)))
     return float((1 - np.exp(missed)).sum())

@@ -12,11 +12,11 @@ from penstock.errors import StateMismatch
 from penstock.testing import assert_resumes_exactly
 
 OPTIONS = {"batch_size": 32, "shuffle": True, "seed": 5, "rank": 0, "world": 1}
-ROWS = 400
+ROWS = 500
 
 
 def write(folder, with_index):
-    """Write a file of 6 MB for each entry, with an offset index or without: three parts or so."""
+    """Write a file of 8 MB for each entry, with an offset index or without: several parts."""
     rng = np.random.default_rng(0)
     folder.mkdir(exist_ok=True)
     for number, index in enumerate(with_index):

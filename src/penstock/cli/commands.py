@@ -46,6 +46,10 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
         report = examine(source, storage_options=storage, **_given(options, names))
         text = json.dumps(report.to_json(), indent=2) if options.json else str(report)
         return text, 0 if report.ok else EXIT_PROBLEM
+    if options.command == "index":
+        from penstock.doctor import index_pages
+
+        return str(index_pages(source, beside=options.beside, storage_options=storage)), 0
     if options.command == "rewrite":
         from penstock.doctor import rewrite
 

@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, options) in _COMMANDS.items():
-        verb = {"rewrite": "Write", "bench": "Measure"}.get(name, "Print")
+        verb = {"rewrite": "Write", "bench": "Measure", "index": "Store"}.get(name, "Print")
         command = commands.add_parser(name, help=summary, description=f"{verb} {summary}.")
         for flag, keywords in (_URL | options | _STORE).items():
             command.add_argument(*flag.split(), **keywords)
@@ -232,6 +232,16 @@ _COMMANDS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "--memory-bytes": {"type": size, "metavar": "SIZE", "help": "rows that a shuffle may hold (default 1GiB)"},
             "--temp-folder": {
                 "metavar": "FOLDER", "help": "where a shuffle keeps the rows that it cannot hold",
+            },
+        },
+    ),
+    "index": (
+        "where pages begin in files without an offset index, so that shuffling can read them in parts",
+        {
+            "--beside": {
+                "action": "store_true",
+                "help": "in the dataset's own folder, where every run finds it (default: in the cache of this user, "
+                "for parts=True on this host)",
             },
         },
     ),

@@ -46,6 +46,12 @@ _HEADER_GUESS = 4 << 10
 _MOST_HEADER_BYTES = 16 << 20
 
 
+LISTS_OF_VERSION_1 = (
+    "it holds lists in pages of version 1, which do not say where rows begin, and has no offset index "
+    "(write_page_index=True)"
+)
+
+
 class Unsplittable(ValueError):
     """The pages of a column cannot be read one by one. The message is the reason; reading it whole works."""
 
@@ -300,7 +306,7 @@ def scan_pages(chunk: ChunkPages, fetch: Callable[[int, int], Any]) -> PageIndex
             position += size
             continue
         if header.rows < 0 and chunk.repeated:
-            raise Unsplittable("it holds lists in pages of version 1, which do not say where rows begin")
+            raise Unsplittable(LISTS_OF_VERSION_1)
         if header.kind == DICTIONARY_PAGE:
             raise DamagedPages(f"a second dictionary page lies at byte {position}")
         places.append((row, position, size))

@@ -21,6 +21,7 @@ from penstock.dataset.join_leaves import join_leaves
 from penstock.dataset.page_file import LeafPages, PageFile
 from penstock.dataset.page_index import (
     DICTIONARY_PAGE,
+    LISTS_OF_VERSION_1,
     ChunkPages,
     DamagedPages,
     PageHeader,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.dataset.page_sidecar import StoredPages
     from penstock.dataset.read import StoredRowGroup
     from penstock.errors import BadFile
     from penstock.storage.store import Range
@@ -191,12 +193,17 @@ class RowGroupPages:
 
 
 def open_pages(
-    group: StoredRowGroup, names: Sequence[str], fetch: Fetch | None = None, *, scan: bool = False
+    group: StoredRowGroup,
+    names: Sequence[str],
+    fetch: Fetch | None = None,
+    *,
+    scan: bool = False,
+    sidecar: StoredPages | None = None,
 ) -> RowGroupPages:
     """Return the pages of columns of a row group. Reads their offset indexes: a few bytes for each page.
 
-    With `scan`, columns without an offset index are read by pages too: their page headers are read instead, which
-    takes some kilobytes and a request for each page.
+    With `scan`, columns without an offset index are read by pages too. Their pages are taken from `sidecar`; for others
+    the page headers are read, which takes some kilobytes and a request for each page.
 
     Raises:
         BadFile: an offset index or the footer is damaged.
@@ -212,7 +219,10 @@ def open_pages(
             for leaf in chunks.below(name) if name not in whole else ():
                 found[leaf] = ChunkPages.of(tail, chunks, group.number, leaf, num_rows=group.num_rows)
                 if scan and found[leaf].index is None:
-                    indexes[leaf] = scan_pages(found[leaf], lambda start, stop: fetch([(start, stop)])[0])
+                    known = None if sidecar is None else sidecar.find(group, leaf, found[leaf])
+                    if known is None:
+                        known = scan_pages(found[leaf], lambda start, stop: fetch([(start, stop)])[0])
+                    indexes[leaf] = known
                 else:
                     found[leaf].index_range(group.size)
         except Unsplittable as exc:
@@ -273,6 +283,20 @@ def _leaf_facts(group: StoredRowGroup, leaf: int, *, scan: bool) -> LeafFacts:
         return LeafFacts(num_bytes, 0, 0)
     uses = found.dictionary_pages / found.data_pages if found.dictionary_pages > 0 and found.data_pages > 0 else 1
     return LeafFacts(num_bytes, found.data_pages, int(found.dictionary_bytes * min(1, uses)))
+
+
+def why_whole(group: StoredRowGroup) -> tuple[str, str] | None:
+    """Return the largest column and why it cannot be read by pages, not even after a scan; None if it can."""
+    chunks = group.index.chunks
+    widest = int(np.argmax(chunks.compressed_bytes[group.number]))
+    path = chunks.leaves[widest].path
+    try:
+        found = ChunkPages.of(group.index.tail, chunks, group.number, widest, num_rows=group.num_rows)
+    except Unsplittable as exc:
+        return path, str(exc)
+    except (ThriftError, DamagedPages) as exc:
+        raise group.index.damaged(exc) from exc
+    return None if found.index is not None or found.can_be_scanned else (path, LISTS_OF_VERSION_1)
 
 
 def narrow_columns(pages: RowGroupPages, borders: NDArray[np.int64], most: float = 0.5) -> list[str]:

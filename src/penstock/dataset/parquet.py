@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.dataset.cached import CachedFiles
+    from penstock.dataset.divide import Division
     from penstock.dataset.scan import Scan
     from penstock.options import OnError, Verify
     from penstock.schema.unischema import Unischema
@@ -78,8 +79,8 @@ class ParquetSource(FileSource):
         """For each list of columns that was read, a byte for each chunk: 0, or the mark of the file (see `_verify`)
         whose pages were verified."""
         self._varying = frozenset(name for name, field in self._fields.items() if fixed_bytes(field) is None)
-        self.part_borders: dict[bool, tuple[Sequence[NDArray[np.int64]], bool]] = {}
-        """Where row groups are divided into parts, once it was asked for; see `part_source.split_row_groups`."""
+        self.division: Division | None = None
+        """How row groups are divided into parts, once it was needed; see `divide.divide`."""
         self._given = scan.statistics
         self._statistics: FooterStatistics | None = None  # made by the first call that needs it
 

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.dataset.catalog import threads_for
+from penstock.dataset.divide import divide, find_pages
 from penstock.dataset.expand import MemoryLimit
 from penstock.dataset.format import REOPEN
 from penstock.dataset.join_leaves import count_leaves
 from penstock.dataset.page_index import Unsplittable
-from penstock.dataset.pages import RowGroupPages, narrow_columns, open_pages, part_facts
+from penstock.dataset.pages import RowGroupPages, narrow_columns, open_pages
 from penstock.dataset.parquet import ParquetSource
-from penstock.dataset.parts import may_be_divided, part_borders
 from penstock.dataset.read import GONE, FileTouched, read_columns
-from penstock.errors import BadFile
+from penstock.errors import BadFile, PenstockWarning
 from penstock.source import ByteRange, Split, Statistics
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.dataset.page_sidecar import StoredPages
     from penstock.dataset.read import StoredRowGroup
     from penstock.source import Buffers, Location
     from penstock.storage.store import Range
@@ -55,43 +55,27 @@ def split_row_groups(source: ParquetSource, *, scan: bool | None = None) -> Parq
     """Return a dataset with its row groups divided into parts; None if all of them are small, or cannot be divided.
 
     The parts follow from the footers, which are read again if they are not in memory; the source keeps the borders. A
-    file whose footer is damaged, which is an error when it is read, is not divided. With scan=True, files without an
-    offset index are divided too.
+    file whose footer is damaged, which is an error when it is read, is not divided.
+
+    Args:
+        source: What to divide.
+        scan: False: divide row groups that have an offset index. True: also those without one; their pages come from
+            an index that `penstock index` has stored, and on local disks otherwise from page headers, as row groups
+            are read. None: as True if such an index of all pages lies beside the dataset, where all hosts see it; else
+            as False, with a warning if that mixes large row groups badly.
+
+    Raises:
+        PlanError: with scan=True, if the files are not on a local disk and no index is stored for them.
     """
-    if bool(scan) not in source.part_borders:
-        source.part_borders[bool(scan)] = _find_borders(source, scan=bool(scan))
-    borders, scanned = source.part_borders[bool(scan)]
-    return ParquetParts(source, borders, scanned=scanned) if any(len(one) > 2 for one in borders) else None
-
-
-def _find_borders(source: ParquetSource, *, scan: bool) -> tuple[Sequence[NDArray[np.int64]], bool]:
-    """Return the borders of the parts of each row group, and whether a scan was needed to find some."""
-    facts = source.facts
-    stored = facts.file_bytes[facts.chunk_file]  # one column cannot have more bytes than its file
-    is_large = may_be_divided(np.where(source._part_bytes > 0, source._part_bytes, np.iinfo(np.int64).max), stored)
-
-    def divide(chunk: int) -> tuple[NDArray[np.int64], bool]:
-        """Return the borders of the parts, and whether only a scan finds them."""
-        if not is_large[chunk]:
-            return np.array([0, facts.chunk_rows[chunk]], np.int64), False
-        try:
-            group = source.part(chunk)
-            borders = part_borders(part_facts(group))
-            if not scan or len(borders) > 2:
-                return borders, False
-            borders = part_borders(part_facts(group, scan=True))
-        except BadFile:
-            borders = np.array([0, facts.chunk_rows[chunk]], np.int64)
-        return borders, len(borders) > 2
-
-    if not is_large.any():
-        return [divide(chunk)[0] for chunk in range(len(is_large))], False
-    firsts = np.flatnonzero(np.diff(facts.chunk_file, prepend=-1))
-    with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
-        files = np.split(np.arange(len(facts.chunk_rows)), firsts[1:])
-        found = [one for some in pool.map(lambda file: list(map(divide, file.tolist())), files) for one in some]
-    borders, scanned = zip(*found, strict=True)
-    return borders, any(scanned)
+    found = divide(source)
+    stored = None if scan is False else find_pages(source, found, scan=scan is True)
+    borders = dict(found.indexed)
+    if stored is not None:
+        borders |= {chunk: one.borders for chunk, one in found.unindexed.items()}
+    if not borders:
+        return None
+    every = [borders.get(chunk, np.array([0, rows], np.int64)) for chunk, rows in enumerate(source.facts.chunk_rows)]
+    return ParquetParts(source, every, stored)
 
 
 class _Reading(NamedTuple):
@@ -106,8 +90,14 @@ class _Reading(NamedTuple):
 class ParquetParts(ParquetSource):
     """The same rows as a `ParquetSource`, in the same order, with parts of row groups as chunks. Safe for threads."""
 
-    def __init__(self, whole: ParquetSource, borders: Sequence[NDArray[np.int64]], *, scanned: bool = False) -> None:
-        """Divide each row group at rows: `borders` has the first row of each part, and the end, for every chunk."""
+    def __init__(
+        self, whole: ParquetSource, borders: Sequence[NDArray[np.int64]], stored: StoredPages | None = None
+    ) -> None:
+        """Divide each row group at rows: `borders` has the first row of each part, and the end, for every chunk.
+
+        `stored`: how pages of files without an offset index are found; those that it does not list are scanned. None:
+        such files are not divided.
+        """
         vars(self).update(vars(whole))
         counts = np.array([len(one) - 1 for one in borders], np.int64)
         self.chunk: NDArray[np.int64] = np.repeat(np.arange(len(counts)), counts)
@@ -125,13 +115,14 @@ class ParquetParts(ParquetSource):
             selection = whole.facts.selection.split(Split(self, self.chunk, self.first_row))
             self.facts = replace(self.facts, selection=selection)
         self._whole, self._borders = whole, list(borders)
-        self.scanned = scanned
-        """Whether pages of files without an offset index have to be found; see `Split.scanned`."""
+        self._stored, self.scanned = stored, stored is not None
+        """Whether row groups without an offset index are divided; see `Split.scanned`."""
         self._verified = {}
+        self._told: set[str] = set()
         self._kept = _RecentlyUsed(_KEPT_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._whole, self._borders, self.scanned)
+        return _unpickled, (self._whole, self._borders, self._stored)
 
     def split(self, *, scan: bool | None) -> None:
         """Return None: parts are not divided again."""
@@ -256,13 +247,26 @@ class ParquetParts(ParquetSource):
         key = int(self.chunk[chunk]), tuple(columns)
         found: _Reading | None = self._kept.get(key)
         if found is None:
-            pages = open_pages(group, columns, _fetcher(group, {}), scan=self.scanned)
+            pages = open_pages(group, columns, _fetcher(group, {}), scan=self.scanned, sidecar=self._stored)
+            self._tell_whole(group, pages.whole)
             narrow = [name for name in narrow_columns(pages, self._borders[key[0]]) if _is_small(group, name)]
             left = pages.without(narrow)
             whole = tuple(name for name in columns if name not in left.names)
             found = _Reading((left.names, left.whole, left.file, left.chunks, left.indexes), whole)
             self._kept.put(key, found, sum(_PAGE_BYTES * len(index) + _LEAF_BYTES for index in left.indexes))
         return found
+
+    def _tell_whole(self, group: StoredRowGroup, whole: Mapping[str, str]) -> None:
+        """Warn, once for each column, of columns that cannot be read by pages, unless they are small."""
+        for name, why in whole.items():
+            if name not in self._told and not _is_small(group, name):
+                self._told.add(name)
+                warnings.warn(
+                    f"column {name!r} is read whole for all parts of a row group, and again when other row groups have "
+                    f"taken its place in memory: {why} (first seen in {group.file.path})",
+                    PenstockWarning,
+                    stacklevel=2,
+                )
 
     def _key(self, chunk: int, group: StoredRowGroup, name: str) -> tuple[Any, ...]:
         """Return the key of a whole column: another one once its file was written again."""
@@ -351,5 +355,5 @@ def _is_small(group: StoredRowGroup, name: str) -> bool:
     return bool(np.where(np.isnan(known), values * stored, known).sum() <= _NARROW_BYTES)
 
 
-def _unpickled(whole: ParquetSource, borders: Sequence[NDArray[np.int64]], scanned: bool) -> ParquetParts:
-    return ParquetParts(whole, borders, scanned=scanned)
+def _unpickled(whole: ParquetSource, borders: Sequence[NDArray[np.int64]], stored: StoredPages | None) -> ParquetParts:
+    return ParquetParts(whole, borders, stored)

@@ -1,0 +1,166 @@
+"""How the row groups of a dataset are divided into parts, by the footers of its files, and why some are not.
+
+`divide` applies `parts.part_borders` to every row group: by its offset index, and for files without one as a scan of
+page headers would allow. `find_pages` decides whether the latter are divided, and from where their pages are known
+(`page_sidecar`); it warns, once for a dataset, where large row groups have to be shuffled as a whole. Reads footers
+that are not in memory, and stored indexes of pages; no data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from pyarrow.fs import LocalFileSystem
+
+from penstock.dataset.catalog import threads_for
+from penstock.dataset.page_sidecar import StoredPages, key_of
+from penstock.dataset.pages import part_facts, why_whole
+from penstock.dataset.parts import may_be_divided, part_borders
+from penstock.errors import BadFile, MetadataError, PenstockWarning, PlanError, users_level
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
+    from penstock.dataset.catalog import Root
+    from penstock.dataset.page_sidecar import FileKey
+    from penstock.dataset.parquet import ParquetSource
+
+    Integers = NDArray[np.int64]
+
+FEW_GROUPS, LARGE_BYTES = 8, 32 << 20
+"""More row groups than that, each larger than that, mix badly in the default shuffle buffer."""
+
+
+class Unindexed(NamedTuple):
+    """A row group that can be divided once its pages are found."""
+
+    borders: Integers
+    """First row of each part, and the number of rows."""
+    key: FileKey
+    """Its file."""
+    number: int
+    num_bytes: int
+    """Before compression."""
+
+
+class Division(NamedTuple):
+    """How row groups are divided, by the number of their chunk."""
+
+    indexed: dict[int, Integers]
+    """Borders of the parts of chunks that offset indexes in the files divide: first rows, and the number of rows."""
+    unindexed: dict[int, Unindexed]
+    """Chunks that are not divided for want of an offset index."""
+    whole: dict[int, tuple[str, str]]
+    """Large chunks that cannot be divided: the column, and why."""
+
+
+def divide(source: ParquetSource) -> Division:
+    """Return how the row groups of a dataset can be divided; the source keeps it.
+
+    A row group of a file whose footer is damaged is one part. Looks at large row groups only.
+    """
+    if source.division is None:
+        source.division = _divide(source)
+    return source.division
+
+
+def _divide(source: ParquetSource) -> Division:
+    facts, found = source.facts, Division({}, {}, {})
+    stored = facts.file_bytes[facts.chunk_file]  # one column cannot have more bytes than its file
+    num_bytes = np.where(source._part_bytes > 0, source._part_bytes, np.iinfo(np.int64).max)
+    is_large = may_be_divided(num_bytes, stored)
+
+    def divide_file(chunks: Integers) -> None:
+        for chunk in chunks[is_large[chunks]].tolist():
+            with contextlib.suppress(BadFile):
+                divide_one(chunk)
+
+    def divide_one(chunk: int) -> None:
+        group = source.part(chunk)
+        borders = part_borders(part_facts(group))
+        if len(borders) > 2:
+            found.indexed[chunk] = borders
+            return
+        borders = part_borders(part_facts(group, scan=True))
+        num_bytes = int(group.index.chunks.uncompressed_bytes[group.number].sum())
+        if len(borders) > 2:
+            found.unindexed[chunk] = Unindexed(borders, key_of(group), group.number, num_bytes)
+        elif num_bytes > LARGE_BYTES and (why := why_whole(group)) is not None:
+            found.whole[chunk] = why
+
+    if is_large.any():
+        firsts = np.flatnonzero(np.diff(facts.chunk_file, prepend=-1))
+        with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
+            list(pool.map(divide_file, np.split(np.arange(len(facts.chunk_rows)), firsts[1:])))
+    return found
+
+
+def find_pages(source: ParquetSource, division: Division, *, scan: bool) -> StoredPages | None:
+    """Return what is stored about the pages of row groups without an offset index; None: they are not divided.
+
+    With `scan`, pages that are not listed have to be found by a scan. See `part_source.split_row_groups`.
+
+    Raises:
+        PlanError: they should be scanned, and are not on a local disk.
+    """
+    if len(division.whole) > FEW_GROUPS:
+        first = min(division.whole)
+        column, why = division.whole[first]
+        _warn(
+            f"{len(division.whole):,} large row groups of {_url(_roots(source, division.whole)[0])} are shuffled as a "
+            f"whole, few at a time: column {column!r} cannot be read in parts, since {why} (first in "
+            f"{source.locate(first)})"
+        )
+    unindexed, stored, missing = division.unindexed, StoredPages(), sorted(division.unindexed)
+    if not missing:
+        return None
+    roots = _roots(source, unindexed)
+    for beside in (True, False) if scan else (True,):
+        try:
+            stored.load(roots, beside=beside)
+        except MetadataError as exc:
+            _warn(str(exc))
+        missing = [chunk for chunk in missing if not stored.covers(unindexed[chunk].key, unindexed[chunk].number)]
+        if not missing:
+            return stored
+    url, first_path = _url(roots[0]), unindexed[missing[0]].key[0]
+    if first_path in stored.paths:
+        _warn(f"{first_path} has changed since its pages were indexed: run `penstock index` again for {url}")
+    is_local = all(isinstance(root.fs, LocalFileSystem) for root in roots)
+    wrong = (
+        f"{len(missing):,} large row groups of {url} have no offset index, which says where their pages begin (first "
+        f"in {first_path})"
+    )
+    if scan and not is_local:
+        raise PlanError(
+            f"{wrong}; run `penstock index {url}` once to find them, or write the files with write_page_index=True, or "
+            "load with parts=None to shuffle whole row groups"
+        )
+    large = [chunk for chunk in missing if unindexed[chunk].num_bytes > LARGE_BYTES]
+    if not scan and len(large) > FEW_GROUPS:
+        cure = " or load with parts=True," if is_local else ""
+        _warn(
+            f"{wrong}, so they are shuffled as a whole, few at a time: run `penstock index --beside {url}` once,{cure} "
+            "to read them in parts; pyarrow writes such an index with write_page_index=True"
+        )
+    return stored if scan else None
+
+
+def _roots(source: ParquetSource, chunks: Collection[int]) -> list[Root]:
+    """Return the folders of the files that chunks lie in, each once."""
+    files = sorted({int(source.facts.chunk_file[chunk]) for chunk in chunks})
+    return [*{id(root): root for root in (source.entries[file].root for file in files)}.values()]
+
+
+def _url(root: Root) -> str:
+    return root.store.url(root.path)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, PenstockWarning, stacklevel=users_level())

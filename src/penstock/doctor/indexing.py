@@ -1,0 +1,192 @@
+"""Find the pages of files without an offset index, and store where they begin: `penstock index`.
+
+Such files are read in parts afterwards, as if their writer had stored the index, without being written again. Reads
+only page headers, of row groups that are large enough for parts; `dataset.page_sidecar` has the stored form. Files that
+are listed already and have not changed are not read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.api import open as open_dataset
+from penstock.dataset.catalog import threads_for
+from penstock.dataset.divide import divide
+from penstock.dataset.page_sidecar import (
+    SIDECAR_SCHEMA,
+    StoredPages,
+    files_of,
+    key_of,
+    read_sidecar,
+    sidecar_place,
+    write_sidecar,
+)
+from penstock.dataset.pages import open_pages
+from penstock.dataset.parquet import as_parquet
+from penstock.dataset.read import FileTouched
+from penstock.display import size_text
+from penstock.errors import MetadataError
+from penstock.progress import progress
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from penstock.dataset.catalog import Root
+    from penstock.dataset.divide import Unindexed
+    from penstock.dataset.page_sidecar import FileKey
+    from penstock.dataset.parquet import ParquetSource
+    from penstock.dataset.read import StoredRowGroup
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedPages:
+    """What `index_pages` has done; print it."""
+
+    paths: tuple[str, ...]
+    """URLs of the stored indexes: one for each folder of the source, none if no row group needs one."""
+    num_bytes: int
+    """Bytes of all of them."""
+    row_groups: int
+    """Large row groups without an offset index."""
+    scanned: int
+    """Row groups whose page headers were read now; the others were listed already."""
+    pages: int
+    """Pages that were found in them."""
+    whole: Mapping[str, str]
+    """Columns that are read whole all the same, and why."""
+
+    def __str__(self) -> str:
+        if not self.row_groups:
+            return "nothing to index: all row groups have an offset index, or are too small to be read in parts"
+        new, old = f"{self.pages:,} pages found in {self.scanned:,}", self.row_groups - self.scanned
+        lines = [
+            f"{self.row_groups:,} row groups without an offset index: {new}, {old:,} listed before",
+            *(f"column {name!r} is read whole: {why}" for name, why in self.whole.items()),
+            f"stored in {', '.join(self.paths)} ({size_text(self.num_bytes)})",
+        ]
+        return "\n".join(lines)
+
+
+def index_pages(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    beside: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+) -> IndexedPages:
+    """Store where pages begin in files without an offset index, so that shuffling can read their row groups in parts.
+
+    Reads the page headers of all large row groups, in threads: some kilobytes for each page. Files that are added or
+    written again later need another call, which reads only those.
+
+        >>> print(penstock.doctor.index_pages("s3://bucket/frames", beside=True))
+
+    Args:
+        source: As for `penstock.open`.
+        beside: Store the index in the dataset's own folder, as the hidden file `_penstock_pages.parquet`. Every run
+            then reads these files in parts. By default it is stored in the cache of this user on this host, where
+            `parts=True` uses it: other hosts do not see it, and all ranks of a run must have the same parts.
+        storage_options: For the filesystem of a URL.
+        filesystem: A pyarrow or fsspec filesystem to use instead.
+
+    Raises:
+        DatasetNotFound: Nothing is there, or it is still being written.
+        BadFile: A file or a page header is damaged.
+        UnsupportedFormat: The URL belongs to a custom source.
+        StoreUnavailable, StoreRefused: The store does not answer, or denies access.
+    """
+    opened = open_dataset(source, storage_options=storage_options, filesystem=filesystem)
+    files = as_parquet(opened.source)
+    unindexed = divide(files).unindexed
+    roots: dict[int, tuple[Root, list[int]]] = {}
+    for chunk in sorted(unindexed):
+        root = files.entries[files.facts.chunk_file[chunk]].root
+        roots.setdefault(id(root), (root, []))[1].append(chunk)
+    done = [
+        _index_root(files, root, {chunk: unindexed[chunk] for chunk in some}, beside=beside)
+        for root, some in roots.values()
+    ]
+    return IndexedPages(
+        tuple(path for one in done for path in one.paths),
+        sum(one.num_bytes for one in done),
+        len(unindexed),
+        sum(one.scanned for one in done),
+        sum(one.pages for one in done),
+        {name: why for one in done for name, why in one.whole.items()},
+    )
+
+
+def _index_root(source: ParquetSource, root: Root, unindexed: Mapping[int, Unindexed], *, beside: bool) -> IndexedPages:
+    """Bring the stored index of one folder up to date."""
+    place, path = sidecar_place(root, beside=beside)
+    url, before, stored = place.store.url(path), SIDECAR_SCHEMA.empty_table(), StoredPages()
+    with contextlib.suppress(MetadataError):  # damaged: replaced
+        before = read_sidecar(place, path) or before
+    stored.add(root, url, before)
+    missing = [chunk for chunk, one in unindexed.items() if not stored.covers(one.key, one.number)]
+    found = _scan(source, missing)
+    added = pa.Table.from_pylist([row for rows, _ in found for row in rows], SIDECAR_SCHEMA)
+    table = pa.concat_tables([*_kept(before, source, root, {one.key for one in unindexed.values()}), added])
+    table = table.sort_by([(name, "ascending") for name in ("file", "row_group", "leaf")])
+    num_bytes = write_sidecar(place, path, table)
+    whole = {name: why for _, reasons in found for name, why in reasons.items()}
+    pages = sum(len(row["page_rows"]) for rows, _ in found for row in rows)
+    return IndexedPages((url,), num_bytes, len(unindexed), len(missing), pages, whole)
+
+
+def _kept(table: pa.Table, source: ParquetSource, root: Root, current: Collection[FileKey]) -> Iterator[pa.Table]:
+    """Give the rows of a stored index that are still right: of files as they are, and of files that were not opened."""
+    opened = {file.path for file in source.entries}
+    for (relative, size, checksum), start, stop in files_of(table):
+        path = posixpath.join(root.path, relative)
+        other = root.names is None and path not in opened  # a pattern or a list: the folder may hold more files
+        if other or (path, size, checksum) in current:
+            yield table.slice(start, stop - start)
+
+
+def _scan(source: ParquetSource, chunks: Sequence[int]) -> list[tuple[list[dict[str, Any]], Mapping[str, str]]]:
+    """Return the rows to store for each row group, and its columns that cannot be read by pages."""
+
+    def scan_one(chunk: int) -> tuple[list[dict[str, Any]], Mapping[str, str]]:
+        group = source.part(chunk)
+        try:
+            return _rows_of(group)
+        except FileTouched:  # once more, without watching the file: it may be touched all the time
+            return _rows_of(replace(group, watched=False))
+
+    if not chunks:
+        return []
+    with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
+        bar = progress(len(chunks), "indexing pages", unit="row groups")
+        found = []
+        with bar:
+            for one in pool.map(scan_one, chunks):
+                found.append(one)
+                bar.update()
+    return found
+
+
+def _rows_of(group: StoredRowGroup) -> tuple[list[dict[str, Any]], Mapping[str, str]]:
+    """Return the rows to store for the column chunks of a row group that have no offset index."""
+    pages = open_pages(group, group.index.schema.names, scan=True)
+    relative, (_, size, checksum) = group.file.relative, key_of(group)
+    row = {"file": relative, "file_bytes": size, "footer_crc32": checksum, "row_group": group.number}
+    rows: list[dict[str, Any]] = []
+    leaves = [] if pages.file is None else pages.file.leaves
+    for leaf, chunk, index in zip(leaves, pages.chunks, pages.indexes, strict=True):
+        if chunk.index is None:
+            counts, sizes = (np.diff(one).astype(np.int32) for one in (index.rows, index.offsets))
+            found = {"dictionary_pages": index.dictionary_pages, "page_rows": counts, "page_bytes": sizes}
+            rows.append(row | {"leaf": leaf} | found)
+    for name, why in pages.whole.items():
+        no_pages = {"dictionary_pages": 0, "page_rows": [], "page_bytes": [], "reason": why}
+        rows += [row | {"leaf": leaf} | no_pages for leaf in group.index.chunks.below(name)]
+    return rows, pages.whole

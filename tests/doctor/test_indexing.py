@@ -1,0 +1,323 @@
+"""`penstock index`: pages of files without an offset index are found once, stored, and never used for other files."""
+
+import json
+import os
+import pickle
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock
+from penstock.cli import main
+from penstock.dataset import divide
+from penstock.dataset.page_sidecar import SIDECAR, SIDECAR_SCHEMA
+from penstock.dataset.parquet import open_parquet
+from penstock.dataset.part_source import split_row_groups
+from penstock.doctor import index_pages
+from penstock.errors import BadFile, PenstockWarning, PlanError, StateMismatch
+from penstock.storage.store import LocalStore
+
+OPTIONS = {"batch_size": 50, "shuffle": True, "seed": 5, "rank": 0, "world": 1}
+ROWS = 500
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "penstock" / "pages"
+
+
+def rows(number, num_rows=ROWS):
+    """Return 8 MB of rows: strings with a dictionary, nested columns, pictures."""
+    rng = np.random.default_rng(number)
+    return pa.table(
+        {
+            "id": np.arange(num_rows) + number * num_rows,
+            "label": [f"class {i % 7}" for i in range(num_rows)],
+            "box": [None if i % 9 == 0 else {"x": i, "name": f"box {i}"} for i in range(num_rows)],
+            "tags": [[f"tag {k}" for k in range(i % 4)] for i in range(num_rows)],
+            "image": pa.array([rng.bytes(16_000) for _ in range(num_rows)], pa.binary()),
+        }
+    )
+
+
+def write_file(path, number=0, filesystem=None, **more):
+    keywords = {"use_dictionary": ["label"], "data_page_size": 1 << 19, "write_batch_size": 64, **more}
+    pq.write_table(rows(number), path, filesystem=filesystem, **keywords)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two files without an offset index, one with."""
+    path = tmp_path / "data"
+    path.mkdir()
+    for number in range(3):
+        write_file(path / f"{number}.parquet", number, write_page_index=number == 1)
+    return path
+
+
+def order_of(url, **options):
+    return penstock.open(url).loader(**OPTIONS, **options).order
+
+
+def ids(loader):
+    with loader:
+        return [int(i) for batch in loader for i in batch["id"]]
+
+
+class _Requests:
+    """Counts the ranges of local files that are read."""
+
+    def __init__(self, monkeypatch):
+        self.paths = []
+        read = LocalStore.read_ranges
+
+        def counting(store, path, ranges, **keywords):
+            self.paths += [os.path.basename(path)] * len(ranges)
+            return read(store, path, ranges, **keywords)
+
+        monkeypatch.setattr(LocalStore, "read_ranges", counting)
+
+
+def open_all(url, **options):
+    """Open the pages of all row groups of a divided dataset, without reading any."""
+    parts = split_row_groups(open_parquet(url), **options)
+    for chunk in range(len(parts.facts.chunk_rows)):
+        parts.ranges(chunk, ["image", "label", "box", "tags"])
+    return parts
+
+
+def test_an_index_beside_the_dataset_divides_its_files_by_default(folder):
+    assert not order_of(folder).scanned
+    found = index_pages(folder, beside=True)
+    assert found.paths == (f"{folder}/{SIDECAR}",)
+    assert (found.row_groups, found.scanned) == (2, 2)
+    assert found.pages > 10
+    assert order_of(folder).scanned
+    assert order_of(folder) == order_of(folder, parts=True)
+    assert penstock.open(folder).files == ("0.parquet", "1.parquet", "2.parquet")  # the index is no data file
+
+
+def test_rows_read_by_a_stored_index_are_those_of_a_plain_read(folder, monkeypatch):
+    index_pages(folder, beside=True)
+    source = open_parquet(folder)
+    parts, names = split_row_groups(source), source.facts.arrow_schema.names
+    assert len(parts.facts.chunk_rows) > 6
+    for chunk in range(len(parts.facts.chunk_rows)):
+        start, count = int(parts.first_row[chunk]), int(parts.facts.chunk_rows[chunk])
+        wanted = source.read(int(parts.chunk[chunk]), names).slice(start, count)
+        assert parts.read(chunk, names).equals(wanted)
+    copy = pickle.loads(pickle.dumps(parts))
+    assert copy.read(1, names).equals(parts.read(1, names))
+
+
+def test_page_headers_are_not_read_again(folder, monkeypatch):
+    def requests():
+        seen = _Requests(monkeypatch)
+        open_all(folder, scan=True)
+        return seen.paths.count("0.parquet")
+
+    scanned = requests()
+    index_pages(folder)
+    assert requests() == 0 < scanned
+
+
+def test_an_index_in_the_cache_never_changes_the_order_of_a_default_run(folder, cache_folder):
+    before = ids(penstock.open(folder).loader(**OPTIONS))
+    found = index_pages(folder)
+    assert [str(cache_folder / name) for name in os.listdir(cache_folder)] == list(found.paths)
+    assert os.listdir(folder).count(SIDECAR) == 0
+    assert not order_of(folder).scanned
+    assert ids(penstock.open(folder).loader(**OPTIONS)) == before
+
+
+def test_a_run_resumes_with_its_parts_whether_the_index_comes_or_goes(folder):
+    def half(parts=None):
+        with penstock.open(folder).loader(**OPTIONS, parts=parts) as loader:
+            batches = iter(loader)
+            seen = [int(i) for _ in range(9) for i in next(batches)["id"]]
+            return seen, json.loads(json.dumps(loader.state_dict()))
+
+    def resumed(state):
+        loader = penstock.open(folder).loader(**OPTIONS)
+        loader.load_state_dict(state)
+        return ids(loader)
+
+    whole, (seen, state) = ids(penstock.open(folder).loader(**OPTIONS)), half()
+    index_pages(folder, beside=True)
+    assert seen + resumed(state) == whole
+    divided, (seen, state) = ids(penstock.open(folder).loader(**OPTIONS)), half()
+    assert divided != whole
+    (folder / SIDECAR).unlink()
+    assert seen + resumed(state) == divided
+
+
+def test_only_new_and_changed_files_are_scanned_again(folder, monkeypatch):
+    index_pages(folder)
+    write_file(folder / "0.parquet", 7)
+    write_file(folder / "3.parquet", 3)
+    seen = _Requests(monkeypatch)
+    found = index_pages(folder)
+    assert (found.row_groups, found.scanned) == (3, 2)
+    assert "2.parquet" not in seen.paths
+    (folder / "3.parquet").unlink()
+    assert index_pages(folder).scanned == 0
+    assert set(pq.read_table(found.paths[0])["file"].to_pylist()) == {"0.parquet", "2.parquet"}
+
+
+def test_a_pattern_adds_to_the_index_of_its_folder(folder):
+    index_pages(f"{folder}/0*.parquet", beside=True)
+    assert not order_of(folder).scanned  # 2.parquet is not listed
+    assert order_of(f"{folder}/0.parquet").scanned
+    index_pages(f"{folder}/2*.parquet", beside=True)
+    assert order_of(folder).scanned
+
+
+def test_a_file_that_was_written_again_is_never_read_by_its_old_index(folder):
+    index_pages(folder, beside=True)
+    write_file(folder / "0.parquet", 7, data_page_size=1 << 18, write_batch_size=32)
+    with pytest.warns(
+        PenstockWarning, match=r"0.parquet has changed since its pages were indexed: run `penstock index`"
+    ):
+        assert not order_of(folder).scanned
+    wanted = sorted(i for number in (7, 1, 2) for i in rows(number)["id"].to_pylist())
+    with pytest.warns(PenstockWarning, match="has changed"):
+        assert sorted(ids(penstock.open(folder).loader(**OPTIONS, parts=True))) == wanted
+
+
+@pytest.mark.parametrize("damage", ["cut", "bytes", "other"])
+def test_a_damaged_index_is_ignored_with_a_warning_and_replaced(folder, damage):
+    index_pages(folder, beside=True)
+    path = folder / SIDECAR
+    data = path.read_bytes()
+    if damage == "other":
+        pq.write_table(pa.table({"file": ["a"]}), path)
+    else:
+        path.write_bytes(data[:-100] if damage == "cut" else data[:-60] + b"x" * 60)
+    with pytest.warns(PenstockWarning, match=rf"{SIDECAR} cannot be read .*; run `penstock index` again"):
+        assert not order_of(folder).scanned
+    assert index_pages(folder, beside=True).scanned == 2
+    assert order_of(folder).scanned
+
+
+@pytest.mark.parametrize("wrong", ["rows", "moved", "sizes", "dictionary", "null"])
+def test_wrong_entries_of_an_index_are_errors_and_never_other_rows(folder, wrong):
+    index_pages(folder, beside=True)
+    table = pq.read_table(folder / SIDECAR).to_pylist()
+    for row in table:
+        if wrong == "rows":
+            row["page_rows"] = [count + 1 for count in row["page_rows"]]
+        elif wrong == "moved" and len(row["page_rows"]) > 2:
+            row["page_rows"][0] -= 1
+            row["page_rows"][1] += 1
+        elif wrong == "sizes":
+            row["page_bytes"] = [size + 3 for size in row["page_bytes"]]
+        elif wrong == "dictionary":
+            row["dictionary_pages"] = 1_000
+        elif wrong == "null":
+            row["page_bytes"] = None
+    pq.write_table(pa.Table.from_pylist(table, SIDECAR_SCHEMA), folder / SIDECAR)
+    parts = split_row_groups(open_parquet(folder))
+    with pytest.raises(BadFile, match=r"0\.parquet, row group 0.*(penstock index|parts=False)"):
+        parts.read(0, ["image"])
+
+
+def test_lists_in_pages_of_version_1_are_read_whole_and_named(folder):
+    found = index_pages(folder)
+    assert "lists in pages of version 1" in found.whole["tags"]
+    assert "column 'tags' is read whole: it holds lists" in str(found)
+    assert not any(row["page_rows"] for row in pq.read_table(found.paths[0]).to_pylist() if row["reason"])
+
+
+def test_a_dataset_with_offset_indexes_needs_no_other(tmp_path, capsys):
+    write_file(tmp_path / "a.parquet", write_page_index=True)
+    assert main(["index", "--beside", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("nothing to index")
+    assert os.listdir(tmp_path) == ["a.parquet"]
+
+
+def test_the_command_stores_where_it_says(folder, capsys, cache_folder):
+    assert main(["index", str(folder)]) == 0
+    assert f"stored in {cache_folder}" in capsys.readouterr().out
+    assert main(["index", str(folder), "--beside"]) == 0
+    assert f"stored in {folder}/{SIDECAR}" in capsys.readouterr().out
+
+
+def test_damaged_page_headers_name_the_file(folder):
+    with (folder / "2.parquet").open("r+b") as file:
+        file.seek(pq.read_metadata(folder / "2.parquet").row_group(0).column(0).dictionary_page_offset or 4)
+        file.write(b"\xff" * 64)
+    with pytest.raises(BadFile, match=r"2\.parquet, row group 0, column 'id'"):
+        index_pages(folder)
+
+
+class TestStores:
+    """Files that are not on a local disk are never scanned as they are read."""
+
+    @pytest.fixture
+    def url(self):
+        fs = fsspec.filesystem("memory")
+        fs.makedirs("/indexed", exist_ok=True)
+        for number in range(2):
+            write_file(f"/indexed/{number}.parquet", number, filesystem=fs)
+        yield "memory://indexed"
+        fs.rm("/indexed", recursive=True)
+
+    def test_parts_need_an_index(self, url):
+        assert not order_of(url).parts
+        with pytest.raises(
+            PlanError, match=r"2 large row groups of memory:.*run `penstock index memory:.*indexed` once"
+        ):
+            order_of(url, parts=True)
+
+    @pytest.mark.parametrize("beside", [True, False])
+    def test_parts_use_an_index_beside_them_or_in_the_cache(self, url, beside):
+        wanted = sorted(i for number in range(2) for i in rows(number)["id"].to_pylist())
+        index_pages(url, beside=beside)
+        assert sorted(ids(penstock.open(url).loader(**OPTIONS, parts=True))) == wanted
+        assert order_of(url).scanned is beside
+
+    def test_a_state_of_such_parts_needs_an_index_too(self, url, cache_folder):
+        index_pages(url)
+        state = penstock.open(url).loader(**OPTIONS, parts=True).state_dict()
+        for name in os.listdir(cache_folder):
+            os.unlink(cache_folder / name)
+        with pytest.raises(StateMismatch, match=r"cannot resume: .*run `penstock index memory:"):
+            penstock.open(url).loader(**OPTIONS).load_state_dict(state)
+
+
+class TestAdvice:
+    """A dataset of large row groups that are shuffled as a whole is told so, once."""
+
+    @pytest.fixture(autouse=True)
+    def any_size_is_large(self, monkeypatch):
+        monkeypatch.setattr(divide, "FEW_GROUPS", 1)
+        monkeypatch.setattr(divide, "LARGE_BYTES", 1 << 20)
+
+    def test_files_without_an_index(self, folder):
+        with pytest.warns(PenstockWarning) as found:
+            order_of(folder)
+        [text] = [str(one.message) for one in found if "offset index" in str(one.message)]
+        assert f"2 large row groups of {folder} have no offset index" in text
+        assert f"run `penstock index --beside {folder}` once, or load with parts=True" in text
+        assert found[0].filename == __file__
+
+    @pytest.mark.filterwarnings("error::penstock.errors.PenstockWarning")
+    def test_nothing_is_said_where_parts_are_read_or_not_wanted(self, folder):
+        order_of(folder, parts=False)
+        order_of(folder, parts=True)
+        penstock.open(folder).loader(**OPTIONS | {"shuffle": "groups"})
+        index_pages(folder, beside=True)
+        order_of(folder)
+
+    def test_a_large_column_that_cannot_be_read_by_pages(self, tmp_path):
+        table = pa.table({"x": [np.arange(2_000, dtype=np.int64) + i for i in range(800)]})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=200, use_dictionary=False)
+        with pytest.warns(
+            PenstockWarning, match=r"4 large row groups .*column 'x\..*' cannot be read in parts, since it"
+        ):
+            assert not order_of(tmp_path).parts

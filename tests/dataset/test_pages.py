@@ -275,6 +275,38 @@ class TestLimit:
             pages.read(0, 1_000, limit_bytes=300_000)
         assert 300_000 < info.value.least < 600_000
 
+    def test_text_of_which_pyarrow_makes_no_dictionaries_is_measured_too(self, tmp_path):
+        texts = [f"{i // 7} of a text of which the next one repeats the beginning, {i}" for i in range(2_000)]
+        table = pa.table({"text": texts, "nested": [[text, None] for text in texts]})
+        names = ["text", "nested.list.element"]
+        pages = pages_of(
+            write(
+                tmp_path / "a.parquet", table, use_dictionary=False, data_page_size=1_000, write_batch_size=100,
+                column_encoding=dict.fromkeys(names, "DELTA_BYTE_ARRAY"), data_page_version="2.0",
+            )
+        )  # fmt: skip
+        assert pages.read(200, 900, limit_bytes=200_000).equals(table.slice(200, 700))
+        with pytest.raises(BudgetError, match="rows 200 to 900: the columns take"):
+            pages.read(200, 900, limit_bytes=60_000)
+
+    @pytest.mark.skipif(not hasattr(pa, "string_view"), reason="this pyarrow has no views")
+    def test_views_that_may_be_too_large_are_read(self, tmp_path):
+        texts = pa.array(
+            [None if i % 7 == 0 else f"a text that is too long to be inlined, {i % 300}" for i in range(2_000)]
+        )
+        offsets = pa.array(range(0, 2_001, 2), pa.int32())
+        table = pa.table(
+            {
+                "text": texts.cast(pa.string_view())[:1_000],
+                "nested": pa.ListArray.from_arrays(offsets, texts.cast(pa.string_view())),
+            }
+        )
+        try:
+            pages = pages_of(write(tmp_path / "a.parquet", table, data_page_size=100, write_batch_size=100))
+        except pa.ArrowNotImplementedError:
+            pytest.skip("this pyarrow does not write views")
+        assert pages.read(200, 900, limit_bytes=200_000).to_pylist() == table.slice(200, 700).to_pylist()
+
 
 SPARK_FILES = sorted((ROOT / "tests/data/spark_pages").glob("*.parquet"))
 

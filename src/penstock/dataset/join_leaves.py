@@ -50,6 +50,12 @@ def count_leaves(kind: pa.DataType) -> int:
     return sum(count_leaves(field.type) for field in children(kind)) or 1
 
 
+def innermost(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a column that holds one leaf alone."""
+    inside = children(kind)
+    return innermost(inside[0].type) if inside else kind
+
+
 def only_leaves(kind: pa.DataType, wanted: Sequence[int]) -> pa.DataType:
     """Return the type as pyarrow reads it if only some of its leaves are requested, which lie inside structs.
 

@@ -69,6 +69,8 @@ class LeafPages(NamedTuple):
     """Bytes that they take in memory, at most."""
     is_exact: bool
     """Whether they take about that many; otherwise values are repeated by a dictionary, and may take far less."""
+    may_be_dictionary: bool = False
+    """Whether pyarrow can return them as a dictionary, which can be cast to their type."""
 
 
 class PageFile:
@@ -122,7 +124,7 @@ class PageFile:
         """Return all rows of pages, as a column for each leaf; `options` are further keywords of pyarrow's reader.
 
         The columns are of different lengths: each has the rows of its own pages, however many there are. Text and
-        binary of the leaves `dictionaries` come as dictionaries where pyarrow can.
+        binary of the leaves `dictionaries` come as dictionaries (see `LeafPages.may_be_dictionary`).
 
         Raises:
             DamagedPages: the pages of a leaf cannot be decoded; `leaf` is its place in `leaves`.

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.dataset.column_chunks import OFFSET_BYTES, VALIDITY_BYTES
-from penstock.dataset.join_leaves import join_leaves
+from penstock.dataset.join_leaves import innermost, join_leaves
 from penstock.dataset.page_file import LeafPages, PageFile
 from penstock.dataset.page_index import (
     DICTIONARY_PAGE,
@@ -58,6 +58,9 @@ _LARGE = 16
 """A column chunk is looked at for itself if so many of its size make up the row group."""
 _SPELLED_OUT = frozenset({0, 6, 9})
 """Encodings PLAIN, DELTA_LENGTH_BYTE_ARRAY and BYTE_STREAM_SPLIT: every value with all its bytes."""
+_READ_AS_DICTIONARY = frozenset({0, 2, 8})
+"""Encodings PLAIN, PLAIN_DICTIONARY and RLE_DICTIONARY: pyarrow cannot make dictionaries of text in any other."""
+_TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +99,16 @@ class RowGroupPages:
         wanted = self.ranges(start, stop)
         held = dict(zip(wanted, map(pa.py_buffer, fetch(wanted)), strict=True))
         pages = [self._pages_of(leaf, (start, stop), held, fetch) for leaf in range(len(self.indexes))]
-        # Dictionaries may expand to thousands of times their bytes: what may be too much stays as it is at first.
+        # Dictionaries may expand to thousands of times their bytes: what may be too much is decoded as a dictionary and
+        # measured before it is expanded; where pyarrow cannot do that, it is measured when it is in memory.
         most = [one.most_bytes * (stop - start) / one.rows for one in pages]
         large = limit_bytes is not None and sum(most) > limit_bytes
         unknown = [leaf for leaf, one in enumerate(pages) if large and not one.is_exact]
         known = sum(size for size, one in zip(most, pages, strict=True) if large and one.is_exact)
         self._check_memory((start, stop), known, limit_bytes)
         try:
-            leaves = self.file.decode(pages, verifying(verify=self.group.verify), unknown)
+            as_dictionaries = [leaf for leaf in unknown if pages[leaf].may_be_dictionary]
+            leaves = self.file.decode(pages, verifying(verify=self.group.verify), as_dictionaries)
         except DamagedPages as exc:
             raise self._damaged(exc, exc.leaf or 0) from exc
         for leaf, (index, column) in enumerate(zip(self.indexes, leaves, strict=True)):
@@ -146,6 +151,7 @@ class RowGroupPages:
 
     def _pages_of(self, leaf: int, rows: tuple[int, int], held: Mapping[Range, pa.Buffer], fetch: Fetch) -> LeafPages:
         """Return the pages of a leaf after a look at their headers."""
+        assert self.file is not None
         chunk, index = self.chunks[leaf], self.indexes[leaf]
         first, last = index.span(*rows)
         ranges = index.ranges(*rows)
@@ -166,7 +172,11 @@ class RowGroupPages:
         except DamagedPages as exc:
             raise self._damaged(exc, leaf) from exc
         values, num_rows = sum(header.values for header in headers), int(index.rows[last] - index.rows[first])
-        return LeafPages(data, chunk.codec, values, num_rows, *_memory_of(headers, chunk, entries))
+        most_bytes, is_exact = _memory_of(headers, chunk, entries)
+        may_be_dictionary = _READ_AS_DICTIONARY.issuperset(header.encoding for header in headers) and (
+            innermost(self.file.types[leaf]) in _TEXTS  # views cannot be made of dictionaries
+        )
+        return LeafPages(data, chunk.codec, values, num_rows, most_bytes, is_exact, may_be_dictionary)
 
     def _joined(self, leaves: list[pa.ChunkedArray]) -> pa.Table:
         """Return the columns that the leaves make up, in the order of `names`."""

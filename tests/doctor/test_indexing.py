@@ -12,10 +12,11 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.dataset import divide
+from penstock.dataset import divide, part_source
 from penstock.dataset.page_sidecar import SIDECAR, SIDECAR_SCHEMA
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.part_source import split_row_groups
+from penstock.dataset.read import CAN_VERIFY
 from penstock.doctor import index_pages
 from penstock.errors import BadFile, PenstockWarning, PlanError, StateMismatch
 from penstock.storage.store import LocalStore
@@ -231,6 +232,28 @@ def test_lists_in_pages_of_version_1_are_read_whole_and_named(folder):
     assert "lists in pages of version 1" in found.whole["tags"]
     assert "column 'tags' is read whole: it holds lists" in str(found)
     assert not any(row["page_rows"] for row in pq.read_table(found.paths[0]).to_pylist() if row["reason"])
+
+
+@pytest.mark.skipif(not CAN_VERIFY, reason="pyarrow has no checksums")
+def test_a_flipped_bit_in_the_index_is_noticed(folder):
+    index_pages(folder, beside=True)
+    column = pq.read_metadata(folder / SIDECAR).row_group(0).column(SIDECAR_SCHEMA.names.index("page_rows"))
+    data = bytearray((folder / SIDECAR).read_bytes())
+    data[(column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 3] ^= 1
+    (folder / SIDECAR).write_bytes(data)
+    with pytest.warns(PenstockWarning, match="cannot be read"):
+        assert not order_of(folder).scanned
+
+
+def test_a_column_that_is_read_whole_is_told_once(folder, monkeypatch):
+    index_pages(folder, beside=True)
+    monkeypatch.setattr(part_source, "_NARROW_BYTES", 1_000)
+    with pytest.warns(PenstockWarning) as found:
+        open_all(folder)
+    [text] = [str(one.message) for one in found if "read whole" in str(one.message)]
+    assert text.startswith("column 'tags' is read whole for all parts of a row group")
+    assert "lists in pages of version 1" in text
+    assert "0.parquet" in text
 
 
 def test_a_dataset_with_offset_indexes_needs_no_other(tmp_path, capsys):

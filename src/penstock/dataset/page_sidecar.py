@@ -26,6 +26,7 @@ from pyarrow.fs import LocalFileSystem
 from penstock.dataset.catalog import Root
 from penstock.dataset.footers import READ_ERRORS
 from penstock.dataset.page_index import DamagedPages, PageIndex, Unsplittable, make_page_index
+from penstock.dataset.read import CAN_VERIFY, verifying
 from penstock.errors import MetadataError, StoreError, StoreRefused
 from penstock.storage.disk_cache import user_cache_folder
 from penstock.storage.publish import put
@@ -85,7 +86,8 @@ def read_sidecar(place: Root, path: str) -> pa.Table | None:
     """
     try:
         size = place.store.stat(path).size or 0
-        table = pq.ParquetFile(place.store.read_ranges(path, [(0, size)])[0]).read()
+        data = place.store.read_ranges(path, [(0, size)])[0]
+        table = pq.ParquetFile(data, **verifying(verify=True)).read()
         is_known = (table.schema.metadata or {}).items() >= _VERSION.items() and table.schema.equals(SIDECAR_SCHEMA)
         if not is_known:
             raise OSError("it is not an index of pages that this version of Penstock knows")
@@ -105,7 +107,8 @@ def read_sidecar(place: Root, path: str) -> pa.Table | None:
 def write_sidecar(place: Root, path: str, table: pa.Table) -> int:
     """Store a table of `SIDECAR_SCHEMA`, replacing one that is there, atomically; return its bytes."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    checksums = {"write_page_checksum": True} if CAN_VERIFY else {}
+    pq.write_table(table, sink, compression="zstd", **checksums)
     data = sink.getvalue()
     if isinstance(place.fs, LocalFileSystem):
         os.makedirs(posixpath.dirname(path), exist_ok=True)

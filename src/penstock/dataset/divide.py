@@ -58,6 +58,8 @@ class Division(NamedTuple):
     """Chunks that are not divided for want of an offset index."""
     whole: dict[int, tuple[str, str]]
     """Large chunks that cannot be divided: the column, and why."""
+    told: set[str]
+    """Warnings that were given about the dataset."""
 
 
 def divide(source: ParquetSource) -> Division:
@@ -71,7 +73,7 @@ def divide(source: ParquetSource) -> Division:
 
 
 def _divide(source: ParquetSource) -> Division:
-    facts, found = source.facts, Division({}, {}, {})
+    facts, found = source.facts, Division({}, {}, {}, set())
     stored = facts.file_bytes[facts.chunk_file]  # one column cannot have more bytes than its file
     num_bytes = np.where(source._part_bytes > 0, source._part_bytes, np.iinfo(np.int64).max)
     is_large = may_be_divided(num_bytes, stored)
@@ -113,9 +115,10 @@ def find_pages(source: ParquetSource, division: Division, *, scan: bool) -> Stor
         first = min(division.whole)
         column, why = division.whole[first]
         _warn(
+            division,
             f"{len(division.whole):,} large row groups of {_url(_roots(source, division.whole)[0])} are shuffled as a "
             f"whole, few at a time: column {column!r} cannot be read in parts, since {why} (first in "
-            f"{source.locate(first)})"
+            f"{source.locate(first)})",
         )
     unindexed, stored, missing = division.unindexed, StoredPages(), sorted(division.unindexed)
     if not missing:
@@ -125,13 +128,15 @@ def find_pages(source: ParquetSource, division: Division, *, scan: bool) -> Stor
         try:
             stored.load(roots, beside=beside)
         except MetadataError as exc:
-            _warn(str(exc))
+            _warn(division, str(exc))
         missing = [chunk for chunk in missing if not stored.covers(unindexed[chunk].key, unindexed[chunk].number)]
         if not missing:
             return stored
     url, first_path = _url(roots[0]), unindexed[missing[0]].key[0]
-    if first_path in stored.paths:
-        _warn(f"{first_path} has changed since its pages were indexed: run `penstock index` again for {url}")
+    if stored.paths:
+        old = "has changed since its pages were indexed"
+        wrong = old if first_path in stored.paths else "is not listed in the index of pages, as others are"
+        _warn(division, f"{first_path} {wrong}: run `penstock index` again for {url}")
     is_local = all(isinstance(root.fs, LocalFileSystem) for root in roots)
     wrong = (
         f"{len(missing):,} large row groups of {url} have no offset index, which says where their pages begin (first "
@@ -146,8 +151,9 @@ def find_pages(source: ParquetSource, division: Division, *, scan: bool) -> Stor
     if not scan and len(large) > FEW_GROUPS:
         cure = " or load with parts=True," if is_local else ""
         _warn(
+            division,
             f"{wrong}, so they are shuffled as a whole, few at a time: run `penstock index --beside {url}` once,{cure} "
-            "to read them in parts; pyarrow writes such an index with write_page_index=True"
+            "to read them in parts; pyarrow writes such an index with write_page_index=True",
         )
     return stored if scan else None
 
@@ -162,5 +168,7 @@ def _url(root: Root) -> str:
     return root.store.url(root.path)
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, PenstockWarning, stacklevel=users_level())
+def _warn(division: Division, text: str) -> None:
+    if text not in division.told:
+        division.told.add(text)
+        warnings.warn(text, PenstockWarning, stacklevel=users_level())

@@ -13,7 +13,8 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.doctor import DoctorReport, examine
+from penstock.dataset import divide, parts
+from penstock.doctor import DoctorReport, examine, index_pages
 from penstock.errors import ColumnNotFound, DatasetNotFound, PlanError
 
 if TYPE_CHECKING:
@@ -99,6 +100,95 @@ def test_sorted_by_label(tmp_path: Path) -> None:
 def test_what_the_shuffle_cannot_mend_is_a_problem(tmp_path: Path) -> None:
     make(tmp_path / "d", 8_000, labels="sorted")
     assert codes(examine(tmp_path / "d", world=1, **SMALL))["sorted-by-label"] == "problem"
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts as much smaller as everything else here."""
+    monkeypatch.setattr(parts, "TARGET_BYTES", 20_000)
+    monkeypatch.setattr(parts, "LEAST_BYTES", 10_000)
+
+
+def make_cells(folder: Path, *, index: bool, lists: bool = False) -> Path:
+    """Write 16 row groups of 250 KB, sorted by label, in pages of 10 rows."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        cells = [rng.integers(0, 1 << 60, 64).tolist() if lists else rng.bytes(500) for _ in range(2_000)]
+        table = pa.table({"label": np.repeat(np.arange(4) + 4 * number, 500), "cell": cells})
+        pq.write_table(
+            table, folder / f"{number}.parquet", row_group_size=500, write_page_index=index, write_batch_size=10,
+            data_page_size=4_000, use_dictionary=False,
+        )  # fmt: skip
+    return folder
+
+
+CELLS: dict[str, Any] = {"world": 1, "batch_size": 64, "row_group_bytes": 1 << 14, "shuffle_bytes": 1 << 20}
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_large_row_groups_that_are_read_in_parts_are_not_found(tmp_path: Path) -> None:
+    report = examine(make_cells(tmp_path / "d", index=True), **CELLS)
+    assert codes(report) == {"sorted-by-label": "advice", "no-schema": "advice"}
+    assert "smaller row groups" not in str(report)
+    plan = penstock.open(tmp_path / "d").plan(batch_size=64, shuffle=True, shuffle_bytes=1 << 20)
+    assert plan.order.parts
+    assert plan.warnings == ()
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_large_row_groups_without_an_offset_index_lose_their_mixing_until_they_are_indexed(tmp_path: Path) -> None:
+    report = examine(make_cells(tmp_path / "d", index=False), **CELLS)
+    assert codes(report) == {"large-row-groups": "problem", "sorted-by-label": "problem", "no-schema": "advice"}
+    found = {finding.code: finding for finding in report.findings}
+    large, label = found["large-row-groups"], found["sorted-by-label"]
+    now, indexed, random = (large.numbers[f"chunks_per_batch{name}"] for name in ("", "_indexed", "_permuted"))
+    assert 2.5 * now < indexed <= random
+    assert "no offset index" in large.effect
+    assert label.numbers["shuffled"] < 0.5 * label.numbers["random"] < label.numbers["indexed"]
+    for finding in (large, label):
+        assert "penstock index --beside URL" in finding.cure
+    assert "write_page_index=True" in large.cure
+    assert report.rewrite_command is None, "an index is enough"
+    index_pages(tmp_path / "d", beside=True)
+    after = examine(tmp_path / "d", **CELLS)
+    assert codes(after) == {"sorted-by-label": "advice", "no-schema": "advice"}
+    [sorted_by_label] = [finding for finding in after.findings if finding.code == "sorted-by-label"]
+    assert sorted_by_label.numbers["shuffled"] == pytest.approx(label.numbers["indexed"])
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_row_groups_that_no_index_divides_are_to_be_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divide, "LARGE_BYTES", 100_000)
+    report = examine(make_cells(tmp_path / "d", index=False, lists=True), **CELLS)
+    [finding] = [finding for finding in report.findings if finding.code == "large-row-groups"]
+    assert "column 'cell" in finding.effect
+    assert "cannot be read in parts" in finding.effect
+    assert finding.cure == "write smaller row groups"
+    assert report.rewrite_command is not None
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_index_gives_many_ranks_enough_to_read(tmp_path: Path) -> None:
+    make_cells(tmp_path / "d", index=False)
+    report = examine(tmp_path / "d", **CELLS | {"world": 8})
+    [few] = [finding for finding in report.findings if finding.code == "few-row-groups"]
+    assert few.numbers["read_factor"] > 3
+    assert few.numbers["read_factor_indexed"] < 1.2
+    assert "penstock index --beside URL" in few.cure
+    assert few.flags is None
+    index_pages(tmp_path / "d", beside=True)
+    assert "few-row-groups" not in codes(examine(tmp_path / "d", **CELLS | {"world": 8}))
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_too_few_parts_for_the_ranks_are_named_as_parts(tmp_path: Path) -> None:
+    make_cells(tmp_path / "d", index=True)
+    report = examine(tmp_path / "d", **CELLS | {"world": 300, "shuffle_bytes": 1 << 26})
+    [finding] = [finding for finding in report.findings if finding.code == "few-row-groups"]
+    assert " parts of 16 row groups for 300 ranks are few" in finding.what
 
 
 def test_the_label_may_be_named(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _advice(dataset: Dataset) -> str:
         return "no rows: nothing to read"
     mean, noun = dataset.num_bytes / num_groups, dataset.source.facts.part_noun
     if mean > _LARGE_BYTES:
-        split = dataset.source.split(scan=False) if isinstance(dataset.source, Splittable) else None
+        split = dataset.source.split(scan=None) if isinstance(dataset.source, Splittable) else None
         if split is not None:
             parts = f"{len(split.chunk):,} parts of {size_text(dataset.num_bytes / len(split.chunk))}"
             return f"{noun}s of {size_text(mean)} are large, but shuffled in {parts} on average"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.codecs.arrow_kinds import form_of
 from penstock.dataset.common_metadata import COMMON_METADATA
 from penstock.display import count_text, size_text
+from penstock.doctor.dealt import INDEX, Chunks
 from penstock.doctor.report import Finding
 from penstock.doctor.target_layout import LARGE, MANY, WORTH_IT, Aim, ReadFactor, Rows, TrainingRun, poorly_mixed
 from penstock.options import READ_COST
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from penstock.doctor.dealt import Dealt
     from penstock.doctor.facts import LayoutFacts
 
 STORE_S, STORE_READS = 0.03, 32
@@ -44,33 +46,39 @@ def check_files(facts: LayoutFacts) -> Iterator[Finding]:
         )
 
 
-def check_groups(facts: LayoutFacts, rows: Rows, wanted: TrainingRun, aim: Aim) -> Iterator[Finding]:
-    """Yield findings for row groups that are too large, too small or too few for the ranks, if a rewrite would improve
-    them.
+def check_groups(dealt: Dealt, rows: Rows, wanted: TrainingRun, aim: Aim) -> Iterator[Finding]:
+    """Yield findings for row groups that are too large, too small or too few for the ranks, if a rewrite, or an index
+    of their pages, would improve them.
 
-    Yields nothing if all rows fit one good row group.
+    Large row groups that are read in parts are judged by their parts. Yields nothing if all rows fit one good row
+    group.
     """
-    counts, row_bytes = facts.group_rows, rows.memory
-    if float(counts.sum()) * row_bytes <= wanted.row_group_bytes:
+    chunks, row_bytes = dealt.now, rows.memory
+    if float(chunks.rows.sum()) * row_bytes <= wanted.row_group_bytes:
         return
-    typical, made = typical_rows(counts) * row_bytes, typical_rows(aim.counts) * rows.after
-    now, then = wanted.plan(counts, row_bytes), wanted.plan(aim.counts, rows.after)
+    typical, made = typical_rows(chunks.rows) * row_bytes, typical_rows(aim.counts) * rows.after
+    now, then = wanted.plan(chunks, row_bytes), wanted.plan(Chunks(aim.counts), rows.after)
+    indexed = None if dealt.indexed is None else wanted.plan(dealt.indexed, row_bytes)
     is_large = typical > LARGE * wanted.row_group_bytes and made < WORTH_IT * typical
-    if is_large or (poorly_mixed(now) and not poorly_mixed(then)):
-        yield _large(typical, made, (now, then), wanted)
-    elif wanted.is_small(counts, row_bytes) and len(aim.counts) < WORTH_IT * len(counts):
-        yield _small((typical, made), (len(counts), len(aim.counts)))
-    reads = wanted.reads(counts, row_bytes)
+    if is_large or (poorly_mixed(now) and not (poorly_mixed(then) and (indexed is None or poorly_mixed(indexed)))):
+        yield _large(typical, made, (now, then, indexed), wanted, dealt.whole)
+    elif (
+        chunks.groups is None
+        and wanted.is_small(chunks.rows, row_bytes)
+        and len(aim.counts) < WORTH_IT * now.num_chunks
+    ):
+        yield _small((typical, made), (len(chunks.rows), len(aim.counts)))
+    reads = wanted.reads(chunks, row_bytes)
     if reads.factor > READ_FACTOR and aim.reads.factor < WORTH_IT * reads.factor:
-        yield _few(len(counts), reads, aim.reads, wanted)
+        in_parts = None if dealt.indexed is None else wanted.reads(dealt.indexed, row_bytes)
+        yield _few(now, (reads, aim.reads, in_parts), wanted)
 
 
-def note_lanes(facts: LayoutFacts, row_bytes: float, wanted: TrainingRun, aim: Aim) -> Iterator[str]:
+def note_lanes(chunks: Chunks, row_bytes: float, wanted: TrainingRun, aim: Aim) -> Iterator[str]:
     """Yield a note if ranks read too much and a rewrite does not help: lanes to pass, or fewer ranks."""
-    counts = facts.group_rows
-    if float(counts.sum()) * row_bytes <= wanted.row_group_bytes:
+    if float(chunks.rows.sum()) * row_bytes <= wanted.row_group_bytes:
         return
-    reads, plain = wanted.reads(counts, row_bytes), wanted.plan(counts, row_bytes).read_factor
+    reads, plain = wanted.reads(chunks, row_bytes), wanted.plan(chunks, row_bytes).read_factor
     if reads.lanes is not None and plain > READ_FACTOR:
         yield (
             f"start a run of {wanted.world:,} ranks with lanes={reads.lanes}: together they read {reads.factor:.2f} "
@@ -83,24 +91,37 @@ def note_lanes(facts: LayoutFacts, row_bytes: float, wanted: TrainingRun, aim: A
         )
 
 
-def _large(typical: float, made: float, plans: tuple[Plan, Plan], wanted: TrainingRun) -> Finding:
-    now, then = plans
-    mixing = (now.chunks_per_batch or 0.0, then.chunks_per_batch or 0.0)
-    poor = poorly_mixed(now)
-    effect = (
-        f"a shuffled batch of {wanted.batch_size:,} draws from about {count_text(round(mixing[0]), 'row group')} "
-        f"(rewritten: {mixing[1]:,.0f}); every read in flight takes about {size_text(READ_COST * typical)} of memory "
-        f"(rewritten: {size_text(READ_COST * made)}), and a shuffle buffer of "
-        f"{size_text(wanted.shuffle_bytes)} holds {wanted.shuffle_bytes / typical:,.1f} row groups"
-    )
+def _large(
+    typical: float, made: float, plans: tuple[Plan, Plan, Plan | None], wanted: TrainingRun, whole: str | None
+) -> Finding:
+    now, then, indexed = plans
+    mixing = (now.groups_per_batch or 0.0, then.groups_per_batch or 0.0)
+    read = READ_COST * typical, READ_COST * made
+    numbers = {"row_group_bytes": typical, "chunks_per_batch": mixing[0], "chunks_per_batch_rewritten": mixing[1]}
+    others, parts, why = f"rewritten: {mixing[1]:,.0f}", "", "" if whole is None else f"; {whole}"
+    cure = "write smaller row groups"
+    flags: tuple[str, ...] | None = ()
+    if indexed is not None:
+        why = "; they have no offset index, so they are not read in parts"
+        in_parts, random = indexed.groups_per_batch or 0.0, indexed.permuted_groups_per_batch or 0.0
+        numbers |= {"chunks_per_batch_indexed": in_parts, "chunks_per_batch_permuted": random}
+        others = f"read in parts: {in_parts:,.0f}, under a true permutation: {random:,.0f}; {others}"
+        parts = f"in parts: {size_text(READ_COST * indexed.chunk_bytes)}; "
+        flags = None if not poorly_mixed(indexed) else ()
+        cure = (
+            f"{INDEX}; or write them with an offset index (pyarrow: write_page_index=True), or with smaller row groups"
+        )
     return Finding(
         "large-row-groups",
-        "problem" if poor or typical > wanted.shuffle_bytes else "advice",
+        "problem" if poorly_mixed(now) or typical > wanted.shuffle_bytes else "advice",
         f"row groups of {size_text(typical)} in memory are large; about {size_text(made)} is good",
-        effect,
-        "write smaller row groups",
-        {"row_group_bytes": typical, "chunks_per_batch": mixing[0], "chunks_per_batch_rewritten": mixing[1]},
-        (),
+        f"a shuffled batch of {wanted.batch_size:,} draws from about {count_text(round(mixing[0]), 'row group')} "
+        f"({others}); every read in flight takes about {size_text(read[0])} of memory "
+        f"({parts}rewritten: {size_text(read[1])}), and a shuffle buffer of {size_text(wanted.shuffle_bytes)} holds "
+        f"{wanted.shuffle_bytes / typical:,.1f} row groups{why}",
+        cure,
+        numbers,
+        flags,
     )
 
 
@@ -120,18 +141,32 @@ def _small(sizes: tuple[float, float], groups: tuple[int, int]) -> Finding:
     )
 
 
-def _few(num_groups: int, now: ReadFactor, then: ReadFactor, wanted: TrainingRun) -> Finding:
-    lanes = "" if then.lanes is None else f", and start the run with lanes={then.lanes}"
+def _few(plan: Plan, reads: tuple[ReadFactor, ReadFactor, ReadFactor | None], wanted: TrainingRun) -> Finding:
+    now, then, indexed = reads
+    chunks = count_text(plan.num_groups, "row group")
+    if plan.order.parts:
+        chunks = f"{count_text(plan.num_chunks, 'part')} of {chunks}"
+    others, numbers = f"rewritten: {then.factor:.2f}", {"read_factor": now.factor, "read_factor_rewritten": then.factor}
+    cure = f"write more and smaller row groups{_lanes(then)}; or use fewer ranks, or a larger shuffle_bytes"
+    flags: tuple[str, ...] | None = ()
+    if indexed is not None and indexed.factor < WORTH_IT * now.factor:
+        others, numbers["read_factor_indexed"] = f"read in parts: {indexed.factor:.2f}; {others}", indexed.factor
+        cure = f"{INDEX}{_lanes(indexed)}; or {cure}"
+        flags = None if indexed.factor <= READ_FACTOR else ()
     return Finding(
         "few-row-groups",
-        "problem" if num_groups < wanted.world or now.factor >= 2 else "advice",
-        f"{count_text(num_groups, 'row group')} for {count_text(wanted.world, 'rank')} are few",
-        f"all ranks together read {now.factor:.2f} times the bytes needed in a shuffled epoch "
-        f"(rewritten: {then.factor:.2f}), because several of them read the same row groups",
-        f"write more and smaller row groups{lanes}; or use fewer ranks, or a larger shuffle_bytes",
-        {"read_factor": now.factor, "read_factor_rewritten": then.factor, "world": wanted.world},
-        (),
+        "problem" if plan.num_chunks < wanted.world or now.factor >= 2 else "advice",
+        f"{chunks} for {count_text(wanted.world, 'rank')} are few",
+        f"all ranks together read {now.factor:.2f} times the bytes needed in a shuffled epoch ({others}), because "
+        "several of them read the same row groups",
+        cure,
+        numbers | {"world": wanted.world},
+        flags,
     )
+
+
+def _lanes(reads: ReadFactor) -> str:
+    return "" if reads.lanes is None else f", and start the run with lanes={reads.lanes}"
 
 
 def check_file_sizes(facts: LayoutFacts, open_s: float, wanted: TrainingRun, fewer: int) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """`penstock.doctor.examine`: what is wrong with a dataset for training, how much it costs, and what to do.
 
-Sees all parts of the doctor: `facts` reads footers, `target_layout` measures rows and plans what a rewrite would make,
-`checks` and `labels` judge, `report` is the result. Changes nothing on disk.
+Sees all modules of the doctor: `facts` reads footers, `dealt` says what is read in parts, `target_layout` measures rows
+and plans what a rewrite would make, `checks` and `labels` judge, `report` is the result. Changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.dataset.parquet import source_of
 from penstock.doctor import checks
+from penstock.doctor.dealt import find_dealt
 from penstock.doctor.facts import LayoutFacts, gather_facts
 from penstock.doctor.labels import check_label, find_label
 from penstock.doctor.report import DoctorReport, Finding
@@ -117,19 +118,21 @@ def _judge(
 ) -> tuple[list[Finding], list[str]]:
     """Add findings about rows and their layout; every recommended rewrite leads to a good layout."""
     label, open_s = known
-    rows = weigh(opened, int(facts.file_bytes.sum()))
+    rows, dealt = weigh(opened, int(facts.file_bytes.sum())), find_dealt(opened)
     name = find_label(opened.facts.arrow_schema, label)
     notes = []
     labels: list[Finding] = []
     if name is None:
         notes.append("no column looks like a label, so sorting was not checked; name one with label= (--label)")
     else:
-        labels = list(check_label(opened, name, wanted.plan(facts.group_rows, rows.memory), wanted))
-    best = aim(rows, wanted, shuffle=bool(labels))
-    found = [*found, *checks.check_groups(facts, rows, wanted, best), *labels]
+        indexed = None if dealt.indexed is None else wanted.plan(dealt.indexed, rows.memory)
+        labels = list(check_label(opened, name, (wanted.plan(dealt.now, rows.memory), indexed), wanted))
+    shuffle = any(finding.flags is not None for finding in labels)
+    best = aim(rows, wanted, shuffle=shuffle)
+    found = [*found, *checks.check_groups(dealt, rows, wanted, best), *labels]
     found += checks.check_file_sizes(facts, open_s, wanted, best.files)
     if best.dissolved and any(finding.flags is not None for finding in found):
-        what = "shuffling inside each folder does not shuffle the dataset" if labels else "each has too few rows"
+        what = "shuffling inside each folder does not shuffle the dataset" if shuffle else "each has too few rows"
         notes.insert(0, f"the rewrite removes the partition folders of {', '.join(map(repr, best.dissolved))}: {what}")
-    notes = [*checks.note_lanes(facts, rows.memory, wanted, best), *notes]
+    notes = [*checks.note_lanes(dealt.now, rows.memory, wanted, best), *notes]
     return [f if f.flags is None else replace(f, flags=(*best.flags, *f.flags)) for f in found], notes

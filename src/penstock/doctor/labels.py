@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.doctor.dealt import INDEX
 from penstock.doctor.facts import is_plain
 from penstock.doctor.report import Finding
 from penstock.errors import ColumnNotFound, PlanError, close_names
@@ -68,14 +69,25 @@ def find_label(schema: pa.Schema, asked: str | None) -> str | None:
     return asked
 
 
-def check_label(source: Source, label: str, plan: Plan, wanted: TrainingRun) -> Iterator[Finding]:
-    """Yield a finding if batches of neighbours have far fewer labels than random ones."""
+def check_label(source: Source, label: str, plans: tuple[Plan, Plan | None], wanted: TrainingRun) -> Iterator[Finding]:
+    """Yield a finding if batches of neighbours have far fewer labels than random ones.
+
+    `plans` are those of a shuffled run now, and with the pages of all files indexed, if they are not.
+    """
+    plan, indexed = plans
     groups = read_labels(source, label)
-    found = mixture(groups, wanted.batch_size, plan.chunks_per_batch)
+    found = mixture(groups, wanted.batch_size, plan.groups_per_batch)
     if found.labels < 2 or found.stored >= SORTED * found.random:
         return
     poor = found.shuffled < SORTED * found.random
-    shuffle = "shuffle once on disk"
+    numbers = {"stored": found.stored, "shuffled": found.shuffled, "random": found.random, "labels": found.labels}
+    shuffle, in_parts = "shuffle once on disk", ""
+    flags: tuple[str, ...] | None = ("--shuffle",)
+    if poor and indexed is not None:
+        better = mixture(groups, wanted.batch_size, indexed.groups_per_batch)
+        in_parts, numbers["indexed"] = f" ({better.shuffled:.1f} if row groups are read in parts)", better.shuffled
+        if better.shuffled >= SORTED * better.random:
+            shuffle, flags = f"{INDEX}, and train with shuffle=True; or {shuffle}", None
     if source.facts.constants:  # the rows of a folder stay together, shuffled or not
         shuffle += f", without the folders of {', '.join(map(repr, source.facts.constants))}"
     yield Finding(
@@ -83,10 +95,11 @@ def check_label(source: Source, label: str, plan: Plan, wanted: TrainingRun) -> 
         "problem" if poor else "advice",
         f"rows with the same {label!r} are stored together",
         f"a batch of {wanted.batch_size:,} has {found.stored:.1f} labels as stored and with shuffle='groups', "
-        f"{found.shuffled:.1f} with shuffle=True, {found.random:.1f} drawn from all rows (of {found.labels:,})",
+        f"{found.shuffled:.1f} with shuffle=True{in_parts}, {found.random:.1f} drawn from all rows "
+        f"(of {found.labels:,})",
         shuffle if poor else f"train with shuffle=True, or {shuffle}",
-        {"stored": found.stored, "shuffled": found.shuffled, "random": found.random, "labels": found.labels},
-        ("--shuffle",),
+        numbers,
+        flags,
     )
 
 
@@ -106,11 +119,11 @@ def read_labels(source: Source, label: str) -> list[NDArray[np.int64]]:
     return found
 
 
-def mixture(groups: Sequence[NDArray[np.int64]], batch_size: int, chunks_per_batch: float | None) -> Mixture:
+def mixture(groups: Sequence[NDArray[np.int64]], batch_size: int, groups_per_batch: float | None) -> Mixture:
     """Draw batches of each kind and count their labels. Deterministic."""
     rng = np.random.default_rng(0)
     everything = np.concatenate(groups)
-    each = max(1, round(chunks_per_batch or len(groups)))
+    each = max(1, round(groups_per_batch or len(groups)))
     stored, shuffled, whole = [], [], []
     for _ in range(TRIALS):
         # A batch of consecutive rows, over as many row groups as needed.

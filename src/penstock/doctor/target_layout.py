@@ -20,6 +20,7 @@ from penstock.dataset import as_parquet
 from penstock.dataset.files import fixed_bytes
 from penstock.dataset.footers import READ_ERRORS, READ_OPTIONS
 from penstock.dataset.unify_types import decoded
+from penstock.doctor.dealt import Chunks
 from penstock.errors import StoreError
 from penstock.plan import Cursor, EpochPlan, Order, Share
 from penstock.plan.order import typical_rows
@@ -66,24 +67,25 @@ class TrainingRun:
     """Target size of a row group, in memory as Arrow."""
     shuffle_bytes: int
 
-    def plan(self, counts: NDArray[np.int64], row_bytes: float, lanes: int | None = None) -> Plan:
-        """Return the plan of a shuffled run over such row groups."""
+    def plan(self, chunks: Chunks, row_bytes: float, lanes: int | None = None) -> Plan:
+        """Return the plan of a shuffled run over such row groups or parts of them."""
+        counts, groups = chunks
         chosen = choose_lanes(counts, row_bytes=row_bytes, shuffle_bytes=self.shuffle_bytes, lanes=lanes)
-        order = Order("lanes", 0, chosen.lanes, chosen.block)
-        sizes = Sizes(row_bytes, row_bytes, self.shuffle_bytes, "row group")
+        order = Order("lanes", 0, chosen.lanes, chosen.block, parts=groups is not None)
+        sizes = Sizes(row_bytes, row_bytes, self.shuffle_bytes, "row group", groups)
         share = Share(0, self.world, self.batch_size, "drop", False)
         cursor = Cursor.start(0, order, int(counts.sum()))
         return make_plan(
             counts, order=order, cursor=cursor, share=share, sizes=sizes, least_memory=EpochPlan.window_rows
         )
 
-    def reads(self, counts: NDArray[np.int64], row_bytes: float) -> ReadFactor:
+    def reads(self, chunks: Chunks, row_bytes: float) -> ReadFactor:
         """Return the least that all ranks read, with lanes that suit the number of ranks if that helps."""
-        most = int(self.shuffle_bytes // (2 * max(typical_rows(counts), 1) * max(row_bytes, 1.0)))
-        best = ReadFactor(self.plan(counts, row_bytes).read_factor, None)
+        most = int(self.shuffle_bytes // (2 * max(typical_rows(chunks.rows), 1) * max(row_bytes, 1.0)))
+        best = ReadFactor(self.plan(chunks, row_bytes).read_factor, None)
         for lanes in (self.world, 2 * self.world, 3 * self.world):
-            if 1 < lanes <= min(most, len(counts)):
-                factor = self.plan(counts, row_bytes, lanes).read_factor
+            if 1 < lanes <= min(most, len(chunks.rows)):
+                factor = self.plan(chunks, row_bytes, lanes).read_factor
                 best = ReadFactor(factor, lanes) if factor < WORTH_IT * best.factor else best
         return best
 
@@ -164,9 +166,9 @@ def _made(rows: Rows, wanted: TrainingRun, row_group_bytes: int, dissolved: tupl
     folders = np.array([rows.total], np.int64) if dissolved else rows.folders
     counts = _cut(folders, row_group_bytes / max(rows.written, 1.0))
     files = int(np.maximum(1, np.ceil(folders * rows.written / FILE_BYTES)).sum())
-    reads = wanted.reads(counts, rows.after)
+    reads = wanted.reads(Chunks(counts), rows.after)
     if rows.vary:
-        longer = _cut(folders, _SLACK * row_group_bytes / max(rows.written, 1.0))
+        longer = Chunks(_cut(folders, _SLACK * row_group_bytes / max(rows.written, 1.0)))
         reads = max(reads, wanted.reads(longer, rows.after), key=lambda found: found.factor)
     return Aim(row_group_bytes, counts, files, dissolved, reads)
 
@@ -182,7 +184,10 @@ def _cut(folders: NDArray[np.int64], each: float) -> NDArray[np.int64]:
 def poorly_mixed(plan: Plan) -> bool:
     """Tell whether a batch of a shuffled run draws from few row groups only."""
     is_whole = plan.order.lanes == 1 and (plan.order.block or 0) >= plan.num_rows
-    return not is_whole and (plan.chunks_per_batch or 0) < min(FEW_CHUNKS, plan.share.batch_size) - 0.5
+    enough = float(min(FEW_CHUNKS, plan.share.batch_size))
+    if plan.order.parts:  # smaller row groups would not mix better
+        enough = min(enough, plan.permuted_groups_per_batch or 0.0)
+    return not is_whole and (plan.groups_per_batch or 0) < enough - 0.5
 
 
 def _exact_size(number: int) -> str:

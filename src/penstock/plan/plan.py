@@ -230,7 +230,9 @@ def _smaller(plan: EpochPlan, sizes: Sizes) -> str:
     if plan.order.parts:
         return ""
     divisible = sizes.can_divide and typical_rows(plan.counts) * sizes.row_bytes > DIVISIBLE_BYTES
-    index = "let `penstock index` find their pages, so that they are read in parts, or " if divisible else ""
+    index = (
+        "let `penstock index --beside URL` find their pages, so that they are read in parts, or " if divisible else ""
+    )
     return f"write smaller {sizes.part_noun}s, or {index}"
 
 

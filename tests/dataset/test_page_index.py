@@ -146,11 +146,9 @@ class TestScan:
             wanted = parse_offset_index(data[start:stop], chunk)
             lists = chunk.repeated and options["data_page_version"] == "1.0"
             if lists:
-                with pytest.raises(Unsplittable, match="pages of version 1"):
+                with pytest.raises(Unsplittable, match="it holds lists and has no offset index"):
                     scan_pages(chunk, lambda a, b: data[a:b])
                 continue
-            if wanted.rows[-1] == wanted.rows[-2]:
-                continue  # an empty page at the end, which the scan does not look for
             found = scan_pages(chunk, lambda a, b: data[a:b])
             assert same(found, wanted)
             assert found.dictionary_pages == wanted.dictionary_pages

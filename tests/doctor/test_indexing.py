@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.dataset import divide, part_source
+from penstock.dataset import divide, part_source, parts
 from penstock.dataset.page_sidecar import SIDECAR, SIDECAR_SCHEMA
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.part_source import split_row_groups
@@ -20,6 +20,8 @@ from penstock.dataset.read import CAN_VERIFY
 from penstock.doctor import index_pages
 from penstock.errors import BadFile, PenstockWarning, PlanError, StateMismatch
 from penstock.storage.store import LocalStore
+from tests.dataset.random_tables import random_table, write_options
+from tests.depth import depth
 
 OPTIONS = {"batch_size": 50, "shuffle": True, "seed": 5, "rank": 0, "world": 1}
 ROWS = 500
@@ -86,10 +88,9 @@ class _Requests:
 
 def open_all(url, **options):
     """Open the pages of all row groups of a divided dataset, without reading any."""
-    parts = split_row_groups(open_parquet(url), **options)
-    for chunk in range(len(parts.facts.chunk_rows)):
-        parts.ranges(chunk, ["image", "label", "box", "tags"])
-    return parts
+    divided = split_row_groups(open_parquet(url), **options)
+    for chunk in range(len(divided.facts.chunk_rows)):
+        divided.ranges(chunk, ["image", "label", "box", "tags"])
 
 
 def test_an_index_beside_the_dataset_divides_its_files_by_default(folder):
@@ -103,17 +104,17 @@ def test_an_index_beside_the_dataset_divides_its_files_by_default(folder):
     assert penstock.open(folder).files == ("0.parquet", "1.parquet", "2.parquet")  # the index is no data file
 
 
-def test_rows_read_by_a_stored_index_are_those_of_a_plain_read(folder, monkeypatch):
+def test_rows_read_by_a_stored_index_are_those_of_a_plain_read(folder):
     index_pages(folder, beside=True)
     source = open_parquet(folder)
-    parts, names = split_row_groups(source), source.facts.arrow_schema.names
-    assert len(parts.facts.chunk_rows) > 6
-    for chunk in range(len(parts.facts.chunk_rows)):
-        start, count = int(parts.first_row[chunk]), int(parts.facts.chunk_rows[chunk])
-        wanted = source.read(int(parts.chunk[chunk]), names).slice(start, count)
-        assert parts.read(chunk, names).equals(wanted)
-    copy = pickle.loads(pickle.dumps(parts))
-    assert copy.read(1, names).equals(parts.read(1, names))
+    divided, names = split_row_groups(source), source.facts.arrow_schema.names
+    assert len(divided.facts.chunk_rows) > 6
+    for chunk in range(len(divided.facts.chunk_rows)):
+        start, count = int(divided.first_row[chunk]), int(divided.facts.chunk_rows[chunk])
+        wanted = source.read(int(divided.chunk[chunk]), names).slice(start, count)
+        assert divided.read(chunk, names).equals(wanted)
+    copy = pickle.loads(pickle.dumps(divided))
+    assert copy.read(1, names).equals(divided.read(1, names))
 
 
 def test_page_headers_are_not_read_again(folder, monkeypatch):
@@ -223,14 +224,14 @@ def test_wrong_entries_of_an_index_are_errors_and_never_other_rows(folder, wrong
         elif wrong == "null":
             row["page_bytes"] = None
     pq.write_table(pa.Table.from_pylist(table, SIDECAR_SCHEMA), folder / SIDECAR)
-    parts = split_row_groups(open_parquet(folder))
+    divided = split_row_groups(open_parquet(folder))
     with pytest.raises(BadFile, match=r"0\.parquet, row group 0.*(penstock index|parts=False)"):
-        parts.read(0, ["image"])
+        divided.read(0, ["image"])
 
 
-def test_lists_in_pages_of_version_1_are_read_whole_and_named(folder):
+def test_lists_without_row_counts_are_read_whole_and_named(folder):
     found = index_pages(folder)
-    assert "lists in pages of version 1" in found.whole["tags"]
+    assert "holds lists and has no offset index" in found.whole["tags"]
     assert "column 'tags' is read whole: it holds lists" in str(found)
     assert not any(row["page_rows"] for row in pq.read_table(found.paths[0]).to_pylist() if row["reason"])
 
@@ -253,7 +254,7 @@ def test_a_column_that_is_read_whole_is_told_once(folder, monkeypatch):
         open_all(folder)
     [text] = [str(one.message) for one in found if "read whole" in str(one.message)]
     assert text.startswith("column 'tags' is read whole for all parts of a row group")
-    assert "lists in pages of version 1" in text
+    assert "holds lists and has no offset index" in text
     assert "0.parquet" in text
 
 
@@ -277,6 +278,28 @@ def test_damaged_page_headers_name_the_file(folder):
         file.write(b"\xff" * 64)
     with pytest.raises(BadFile, match=r"2\.parquet, row group 0, column 'id'"):
         index_pages(folder)
+
+
+def test_random_tables_are_read_by_a_stored_index_as_by_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "TARGET_BYTES", 500)
+    monkeypatch.setattr(parts, "LEAST_BYTES", 100)
+    monkeypatch.setattr(parts, "MOST_READ", 100)
+    indexed = 0
+    for seed in range(depth(20, 400)):
+        rng = np.random.default_rng(seed)
+        path = tmp_path / str(seed)
+        path.mkdir()
+        options = write_options(rng) | {"write_page_index": False, "data_page_size": 200, "write_batch_size": 7}
+        table = random_table(rng, 150, depth=2).append_column("cell", pa.array([rng.bytes(200) for _ in range(150)]))
+        pq.write_table(table, path / "a.parquet", row_group_size=100, **options)
+        indexed += index_pages(path, beside=True).row_groups
+        source = open_parquet(path)
+        divided, names = split_row_groups(source), source.facts.arrow_schema.names
+        for chunk in range(0 if divided is None else len(divided.facts.chunk_rows)):
+            start, count = int(divided.first_row[chunk]), int(divided.facts.chunk_rows[chunk])
+            wanted = source.read(int(divided.chunk[chunk]), names).slice(start, count)
+            assert divided.read(chunk, names).to_pylist() == wanted.to_pylist(), f"seed {seed}, part {chunk}"
+    assert indexed > 10
 
 
 class TestStores:
@@ -345,6 +368,6 @@ class TestAdvice:
         table = pa.table({"x": [np.arange(2_000, dtype=np.int64) + i for i in range(800)]})
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=200, use_dictionary=False)
         with pytest.warns(
-            PenstockWarning, match=r"4 large row groups .*column 'x\..*' cannot be read in parts, since it"
+            PenstockWarning, match=r"4 large row groups .*column 'x\..*' cannot be read in parts, since it holds lists"
         ):
             assert not order_of(tmp_path).parts

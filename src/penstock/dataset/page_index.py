@@ -46,8 +46,8 @@ _HEADER_GUESS = 4 << 10
 _MOST_HEADER_BYTES = 16 << 20
 
 
-LISTS_OF_VERSION_1 = (
-    "it holds lists in pages of version 1, which do not say where rows begin, and has no offset index "
+LISTS_WITHOUT_INDEX = (
+    "it holds lists and has no offset index, without which their rows cannot be found in its pages "
     "(write_page_index=True)"
 )
 
@@ -299,14 +299,14 @@ def scan_pages(chunk: ChunkPages, fetch: Callable[[int, int], Any]) -> PageIndex
     """
     reader, places = _HeaderReader(chunk, fetch), []
     row, position, used = 0, chunk.start, 0
-    while row < chunk.num_rows:
+    while position < chunk.stop:  # also behind the last row: pyarrow writes empty pages
         header = reader.at(position)
         size = header.stop + header.compressed_bytes
         if header.kind == DICTIONARY_PAGE and position == chunk.start:
             position += size
             continue
         if header.rows < 0 and chunk.repeated:
-            raise Unsplittable(LISTS_OF_VERSION_1)
+            raise Unsplittable(LISTS_WITHOUT_INDEX)
         if header.kind == DICTIONARY_PAGE:
             raise DamagedPages(f"a second dictionary page lies at byte {position}")
         places.append((row, position, size))

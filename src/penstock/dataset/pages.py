@@ -21,7 +21,7 @@ from penstock.dataset.join_leaves import innermost, join_leaves
 from penstock.dataset.page_file import LeafPages, PageFile
 from penstock.dataset.page_index import (
     DICTIONARY_PAGE,
-    LISTS_OF_VERSION_1,
+    LISTS_WITHOUT_INDEX,
     ChunkPages,
     DamagedPages,
     PageHeader,
@@ -306,7 +306,7 @@ def why_whole(group: StoredRowGroup) -> tuple[str, str] | None:
         return path, str(exc)
     except (ThriftError, DamagedPages) as exc:
         raise group.index.damaged(exc) from exc
-    return None if found.index is not None or found.can_be_scanned else (path, LISTS_OF_VERSION_1)
+    return None if found.index is not None or found.can_be_scanned else (path, LISTS_WITHOUT_INDEX)
 
 
 def narrow_columns(pages: RowGroupPages, borders: NDArray[np.int64], most: float = 0.5) -> list[str]:

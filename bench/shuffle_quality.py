@@ -194,8 +194,8 @@ figures were the same within 7%.
   `shuffle_block_size` take the given memory; it keeps them on its local disk instead, where its default of 262,144 rows
   would take 4.7 GB.
 
-A plan has the figure for your dataset: `print(ds.plan(256, shuffle=True))`. Files without an offset index, which
-pyarrow writes by default, need `penstock index` or `parts=True`; see
+A plan has the figure for your dataset: `print(ds.plan(batch_size=256, shuffle=True))`. Files without an offset index,
+which pyarrow writes by default, need `penstock index` or `parts=True`; see
 [which row groups have parts](how_it_works.md#parts-of-row-groups).
 
 ## Small row groups

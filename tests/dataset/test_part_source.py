@@ -136,6 +136,19 @@ def test_a_cache_serves_the_second_epoch(tmp_path):
     assert cache.stats["misses"] == misses
 
 
+def test_what_a_cache_has_spoilt_is_read_from_the_file(tmp_path):
+    class SpoilingCache(MemoryCache):
+        def store(self, key, data):
+            super().store(key, pa.py_buffer(bytes(data.size)))
+
+    write(tmp_path)
+    source = open_parquet(tmp_path, cache=SpoilingCache(100 << 20))
+    divided = split_row_groups(source)
+    first = [divided.read(chunk, ["id", "image"]) for chunk in range(len(divided.facts.chunk_rows))]
+    again = split_row_groups(source)
+    assert first == [again.read(chunk, ["id", "image"]) for chunk in range(len(first))]
+
+
 def test_a_damaged_page_is_named_and_leaves_other_parts_alone(tmp_path):
     source = write(tmp_path, compression="zstd")
     divided = split_row_groups(source)
@@ -289,17 +302,20 @@ def test_a_file_that_was_written_again_is_noticed(tmp_path):
 def test_a_file_that_is_gone_is_named(tmp_path):
     divided = split_row_groups(write(tmp_path))
     (tmp_path / "0.parquet").unlink()
-    with pytest.raises(BadFile, match=r"0\.parquet.*not there any more"):
-        divided.read(1, ["image"])
+    for ask in (divided.read, divided.ranges):
+        with pytest.raises(BadFile, match=r"0\.parquet.*not there any more"):
+            ask(1, ["image"])
 
 
 def test_a_file_that_was_only_touched_is_read(tmp_path):
-    divided = split_row_groups(write(tmp_path))
-    before = divided.read(1, ["image"])
-    data = (tmp_path / "0.parquet").read_bytes()
-    (tmp_path / "0.parquet").unlink()
-    (tmp_path / "0.parquet").write_bytes(data)
-    assert divided.read(1, ["image"]).equals(before)
+    source = write(tmp_path)
+    divided, other = split_row_groups(source), split_row_groups(source)
+    before, ranges = divided.read(1, ["image"]), divided.ranges(1, ["image"])
+    for ask in (lambda: divided.read(1, ["image"]).equals(before), lambda: other.ranges(1, ["image"]) == ranges):
+        data = (tmp_path / "0.parquet").read_bytes()
+        (tmp_path / "0.parquet").unlink()
+        (tmp_path / "0.parquet").write_bytes(data)
+        assert ask()
 
 
 def test_rows_come_in_order_and_shuffled(tmp_path):

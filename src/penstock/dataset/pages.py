@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     Fetch = Callable[[Sequence[Range]], Sequence[Any]]
 
-_CURE = "write the file again, or load with parts=False to read whole row groups"
+_CURE = "write the file again, or load with parts=False, which needs no index, or on_error='skip' to leave rows out"
 _ARROW_SCHEMA = b"ARROW:schema"
 _MOST_WASTE = 1.25
 """Rows in memory for each row that is read, at most; for more, the rows are copied."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.dataset.page_sidecar import StoredPages
     from penstock.dataset.read import StoredRowGroup
     from penstock.source import Buffers, Location
+    from penstock.storage.faults import T
     from penstock.storage.store import Range
 
 _KEPT_BYTES = 128 << 20
@@ -148,8 +149,8 @@ class ParquetParts(ParquetSource):
         """
         if self._is_whole(chunk):
             return self._whole.ranges(int(self.chunk[chunk]), columns)
-        group = self.part(chunk)
-        reading = self._reading(chunk, group, [name for name in columns if name not in self.facts.constants])
+        physical, group = [name for name in columns if name not in self.facts.constants], self.part(chunk)
+        reading = _repeated(lambda group: self._reading(chunk, group, physical), group)
         missing = [name for name in reading.whole if self._key(chunk, group, name) not in self._kept]
         pages = RowGroupPages(group, *reading.pages)
         found = {*pages.ranges(*self._rows_of(chunk)), *group.ranges(missing).values()}
@@ -205,13 +206,11 @@ class ParquetParts(ParquetSource):
     def _read_part(self, chunk: int, columns: list[str], buffers: Buffers | None, limit_bytes: int | None) -> pa.Table:
         if self._is_whole(chunk):
             return self._whole._read_part(int(self.chunk[chunk]), columns, buffers, limit_bytes)
-        group = self.part(chunk)
-        try:
-            return self._read_rows(chunk, group, columns, buffers, limit_bytes)
-        except FileTouched:  # once more, without watching the file: it may be touched all the time
-            return self._read_rows(chunk, replace(group, watched=False, cached=None), columns, None, limit_bytes)
-        except FileNotFoundError as exc:
-            raise group.bad(GONE, REOPEN) from exc
+        first = self.part(chunk)
+        return _repeated(
+            lambda group: self._read_rows(chunk, group, columns, buffers if group is first else None, limit_bytes),
+            first,
+        )
 
     def _read_rows(
         self, chunk: int, group: StoredRowGroup, columns: list[str], buffers: Buffers | None, limit_bytes: int | None
@@ -247,7 +246,13 @@ class ParquetParts(ParquetSource):
         key = int(self.chunk[chunk]), tuple(columns)
         found: _Reading | None = self._kept.get(key)
         if found is None:
-            pages = open_pages(group, columns, _fetcher(group, {}), scan=self.scanned, sidecar=self._stored)
+            try:
+                pages = open_pages(group, columns, _fetcher(group, {}), scan=self.scanned, sidecar=self._stored)
+            except BadFile:
+                if group.cached is None:
+                    raise
+                # The cache may hold bad bytes: ask the store. The result is kept, so this costs one request.
+                return self._reading(chunk, replace(group, cached=None), columns)
             self._tell_whole(group, pages.whole)
             narrow = [name for name in narrow_columns(pages, self._borders[key[0]]) if _is_small(group, name)]
             left = pages.without(narrow)
@@ -322,6 +327,21 @@ class _RecentlyUsed:
     def _shrink(self) -> None:
         while self._used > self._limit:
             self._used -= self._values.popitem(last=False)[1][1]
+
+
+def _repeated(read: Callable[[StoredRowGroup], T], group: StoredRowGroup) -> T:
+    """Call `read` with a row group, and once more if its file was touched meanwhile.
+
+    Raises:
+        BadFile: the file is gone.
+    """
+    try:
+        try:
+            return read(group)
+        except FileTouched:  # once more, without watching the file: it may be touched all the time
+            return read(replace(group, watched=False, cached=None))
+    except FileNotFoundError as exc:
+        raise group.bad(GONE, REOPEN) from exc
 
 
 def _fetcher(group: StoredRowGroup, held: Mapping[Range, Any]) -> Callable[[Sequence[Range]], Sequence[Any]]:

@@ -246,6 +246,9 @@ def test_the_memory_error_names_the_part_and_does_not_advise_smaller_row_groups(
         dataset.loader(**options, parts=False)
     with pytest.raises(BudgetError, match=r"smaller row groups$"):
         dataset.loader(**options | {"shuffle": False})
+    (tmp_path / "small").mkdir()
+    with pytest.raises(BudgetError, match=r"smaller row groups$"):  # none of them can be divided
+        penstock.open(write(tmp_path / "small", 20)).loader(**options)
 
 
 def test_the_plan_counts_parts_and_the_pages_that_they_read_twice(tmp_path):

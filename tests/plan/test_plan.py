@@ -72,13 +72,6 @@ def test_advice_for_parts_never_asks_for_smaller_row_groups():
     assert few.warnings == (), "there are two row groups: a batch cannot draw from more"
 
 
-def test_advice_names_the_index_where_chunks_could_be_divided():
-    for rows, can, named in ((50_000, True, True), (50_000, False, False), (50, True, False)):
-        plan = plan_of([rows] * 40, row_bytes=2000, shuffle_bytes=rows << 12, can_divide=can)
-        mixing = [one for one in plan.warnings if "poorly mixed" in one]
-        assert ("penstock index" in mixing[0]) is named
-
-
 @given(case=cases())
 @settings(max_examples=depth(50, 500), deadline=None)
 def test_any_plan_can_be_printed(case):

@@ -26,7 +26,7 @@ from penstock.engine.residency import Residency
 from penstock.engine.row_arena import Shelf, make_records
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.stages import Decode, FilterRows, Fold, MarkPadding, Stage, Transform
-from penstock.errors import BudgetError, UnsupportedType
+from penstock.errors import BudgetError, PlanError, UnsupportedType
 from penstock.options import READ_COST, SPAN_BYTES, LoaderOptions, Pool
 from penstock.plan.order import Grouping, Order, RowGrouping
 from penstock.source import Caching, Splittable
@@ -284,6 +284,14 @@ def choose_order(inputs: Inputs, options: LoaderOptions) -> tuple[Order, Inputs]
     return Order("lanes", options.seed, chosen.lanes, chosen.block, split is not None, scanned), dealt
 
 
+def _can_be_divided(inputs: Inputs) -> bool:
+    """Tell whether chunks could be read in parts if their pages were found."""
+    try:
+        return inputs.split(scan=True) is not None
+    except PlanError:  # not on this store, unless there is an index of pages
+        return True
+
+
 _AHEAD_BYTES = 256 << 20
 """Chunks may be read this far ahead of need, or a few for each worker where chunks are larger."""
 
@@ -346,7 +354,7 @@ class Setup:
             noun = inputs.source.facts.part_noun
             part = f"part of a {noun}" if plan.order.parts else noun
             cure = "" if plan.order.parts else f", or write smaller {noun}s"
-            if plan.order.kind == "lanes" and not plan.order.parts and isinstance(inputs.source, Splittable):
+            if plan.order.kind == "lanes" and not plan.order.parts and _can_be_divided(inputs):
                 cure += f", or load with parts=True to read {noun}s in parts"
             kept = f", {needs.kept_bytes:,} of indexes and narrow columns" if needs.kept_bytes else ""
             raise BudgetError(

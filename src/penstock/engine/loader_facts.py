@@ -21,7 +21,7 @@ from penstock.engine.stages import Batch, output_columns
 from penstock.errors import PenstockError
 from penstock.options import LoaderOptions, at_least
 from penstock.plan import Cursor, EpochPlan, Order, Plan, Share, State, check, check_owner, check_predicate
-from penstock.source import Splittable, may_hold_nulls
+from penstock.source import may_hold_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -306,7 +306,6 @@ def describe(  # noqa: PLR0913 -- all that a run is made of
         inputs.source.facts.part_noun,
         groups=inputs.whole_chunk,
         page_factor=page_factor(inputs) if measured else None,
-        can_divide=isinstance(inputs.source, Splittable) and inputs.items.one_row and options.parts is not False,
     )
 
     def least(plan: EpochPlan) -> int:

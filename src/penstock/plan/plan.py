@@ -194,10 +194,6 @@ FEW_CHUNKS = 8
 """A shuffled batch from fewer chunks than this is poorly mixed."""
 
 
-DIVISIBLE_BYTES = 4 << 20
-"""Chunks of more bytes than this can be divided into parts, as a rule."""
-
-
 class Sizes(NamedTuple):
     """Bytes of a row as stored and as it waits, bytes of the shuffle buffer, and what is known about the chunks."""
 
@@ -213,8 +209,6 @@ class Sizes(NamedTuple):
     """The undivided chunk of each chunk; None: chunks are not divided."""
     page_factor: float | None = None
     """Bytes that parts read over those of their undivided chunks; None: not known, or not divided."""
-    can_divide: bool = False
-    """Whether the source would divide its chunks if it knew where their pages are."""
 
 
 def advise(plan: EpochPlan, sizes: Sizes, *, read_factor: float, mixing: Mixing) -> tuple[str, ...]:
@@ -227,13 +221,7 @@ def advise(plan: EpochPlan, sizes: Sizes, *, read_factor: float, mixing: Mixing)
 
 def _smaller(plan: EpochPlan, sizes: Sizes) -> str:
     """Return the advice for chunks that are too large: an alternative that ends in ", or ", and nothing for parts."""
-    if plan.order.parts:
-        return ""
-    divisible = sizes.can_divide and typical_rows(plan.counts) * sizes.row_bytes > DIVISIBLE_BYTES
-    index = (
-        "let `penstock index --beside URL` find their pages, so that they are read in parts, or " if divisible else ""
-    )
-    return f"write smaller {sizes.part_noun}s, or {index}"
+    return "" if plan.order.parts else f"write smaller {sizes.part_noun}s, or "
 
 
 def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:

@@ -11,7 +11,7 @@ import contextlib
 import posixpath
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -132,14 +132,16 @@ def _index_root(source: ParquetSource, root: Root, unindexed: Mapping[int, Unind
         before = read_sidecar(place, path) or before
     stored.add(root, url, before)
     missing = [chunk for chunk, one in unindexed.items() if not stored.covers(one.key, one.number)]
+    kept = [*_kept(before, source, root, {one.key for one in unindexed.values()})]
     found = _scan(source, missing)
-    added = pa.Table.from_pylist([row for rows, _ in found for row in rows], SIDECAR_SCHEMA)
-    table = pa.concat_tables([*_kept(before, source, root, {one.key for one in unindexed.values()}), added])
-    table = table.sort_by([(name, "ascending") for name in ("file", "row_group", "leaf")])
-    num_bytes = write_sidecar(place, path, table)
-    whole = {name: why for _, reasons in found for name, why in reasons.items()}
-    pages = sum(len(row["page_rows"]) for rows, _ in found for row in rows)
-    return IndexedPages((url,), num_bytes, len(unindexed), len(missing), pages, whole)
+    table = pa.concat_tables([SIDECAR_SCHEMA.empty_table(), *kept, *(one.table for one in found)])
+    if missing or table.num_rows != before.num_rows:
+        table = table.sort_by([(name, "ascending") for name in ("file", "row_group", "leaf")])
+        num_bytes = write_sidecar(place, path, table)
+    else:
+        num_bytes = place.store.stat(path).size or 0
+    whole = {name: why for one in found for name, why in one.whole.items()}
+    return IndexedPages((url,), num_bytes, len(unindexed), len(missing), sum(one.pages for one in found), whole)
 
 
 def _kept(table: pa.Table, source: ParquetSource, root: Root, current: Collection[FileKey]) -> Iterator[pa.Table]:
@@ -152,30 +154,39 @@ def _kept(table: pa.Table, source: ParquetSource, root: Root, current: Collectio
             yield table.slice(start, stop - start)
 
 
-def _scan(source: ParquetSource, chunks: Sequence[int]) -> list[tuple[list[dict[str, Any]], Mapping[str, str]]]:
-    """Return the rows to store for each row group, and its columns that cannot be read by pages."""
+class _Scanned(NamedTuple):
+    """What was found in one row group."""
 
-    def scan_one(chunk: int) -> tuple[list[dict[str, Any]], Mapping[str, str]]:
+    table: pa.Table
+    """Rows to store."""
+    pages: int
+    whole: Mapping[str, str]
+    """Columns that cannot be read by pages, and why."""
+
+
+def _scan(source: ParquetSource, chunks: Sequence[int]) -> list[_Scanned]:
+    """Read the page headers of row groups, in threads."""
+
+    def scan_one(chunk: int) -> _Scanned:
         group = source.part(chunk)
         try:
-            return _rows_of(group)
+            return _scan_group(group)
         except FileTouched:  # once more, without watching the file: it may be touched all the time
-            return _rows_of(replace(group, watched=False))
+            return _scan_group(replace(group, watched=False))
 
-    if not chunks:
-        return []
-    with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
-        bar = progress(len(chunks), "indexing pages", unit="row groups")
-        found = []
-        with bar:
-            for one in pool.map(scan_one, chunks):
-                found.append(one)
-                bar.update()
+    found: list[_Scanned] = []
+    with (
+        ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool,
+        progress(len(chunks), "indexing pages", unit="row groups") as bar,
+    ):
+        for one in pool.map(scan_one, chunks):
+            found.append(one)
+            bar.update()
     return found
 
 
-def _rows_of(group: StoredRowGroup) -> tuple[list[dict[str, Any]], Mapping[str, str]]:
-    """Return the rows to store for the column chunks of a row group that have no offset index."""
+def _scan_group(group: StoredRowGroup) -> _Scanned:
+    """Find the pages of the column chunks of a row group that have no offset index."""
     pages = open_pages(group, group.index.schema.names, scan=True)
     relative, (_, size, checksum) = group.file.relative, key_of(group)
     row = {"file": relative, "file_bytes": size, "footer_crc32": checksum, "row_group": group.number}
@@ -186,7 +197,8 @@ def _rows_of(group: StoredRowGroup) -> tuple[list[dict[str, Any]], Mapping[str, 
             counts, sizes = (np.diff(one).astype(np.int32) for one in (index.rows, index.offsets))
             found = {"dictionary_pages": index.dictionary_pages, "page_rows": counts, "page_bytes": sizes}
             rows.append(row | {"leaf": leaf} | found)
+    num_pages = sum(len(one["page_rows"]) for one in rows)
     for name, why in pages.whole.items():
         no_pages = {"dictionary_pages": 0, "page_rows": [], "page_bytes": [], "reason": why}
         rows += [row | {"leaf": leaf} | no_pages for leaf in group.index.chunks.below(name)]
-    return rows, pages.whole
+    return _Scanned(pa.Table.from_pylist(rows, SIDECAR_SCHEMA), num_pages, pages.whole)

@@ -54,8 +54,8 @@ _CURE = "write the file again, or load with parts=False, which needs no index, o
 _ARROW_SCHEMA = b"ARROW:schema"
 _MOST_WASTE = 1.25
 """Rows in memory for each row that is read, at most; for more, the rows are copied."""
-_LARGE = 16
-"""A column chunk is looked at for itself if so many of its size make up the row group."""
+_LARGE = 8
+"""So many column chunks, the largest ones, are looked at one by one."""
 _SPELLED_OUT = frozenset({0, 6, 9})
 """Encodings PLAIN, DELTA_LENGTH_BYTE_ARRAY and BYTE_STREAM_SPLIT: every value with all its bytes."""
 _READ_AS_DICTIONARY = frozenset({0, 2, 8})
@@ -269,12 +269,11 @@ def part_facts(group: StoredRowGroup, *, scan: bool = False) -> PartFacts:
     if not may_be_divided(num_bytes, int(stored.max(initial=0))):
         return PartFacts(group.num_rows, num_bytes, ())
     by_size = np.argsort(-stored, kind="stable")
-    large = [leaf for leaf in by_size.tolist() if leaf == by_size[0] or stored[leaf] * _LARGE >= stored.sum()]
+    large, others = np.split(by_size, [_LARGE])
     try:
-        leaves = [_leaf_facts(group, leaf, scan=scan) for leaf in large]
+        leaves = [_leaf_facts(group, leaf, scan=scan) for leaf in large.tolist()]
     except (ThriftError, DamagedPages) as exc:
         raise group.index.damaged(exc) from exc
-    others = by_size[len(large) :]
     # Read by pages, but for lists that were scanned in vain.
     again = [
         stored[leaf] if scan and chunks.leaves[leaf].repeated else min(stored[leaf], PAGE_BYTES) for leaf in others

@@ -29,8 +29,8 @@ MOST_READ = 1.1
 were read again for every part: a cache of some megabytes keeps them, but not for thousands of row groups."""
 PAGE_BYTES = 1 << 20
 """What writers aim at, for columns whose pages are not counted."""
-_STEPS = (1, 100, 20_000)
-"""Writers cut pages after a multiple of these and of a power of two, and after 20,000 rows at the latest."""
+_MOST_ROWS = 20_000
+"""Rows of a page of narrow cells: parquet-java and pyarrow put no more into one."""
 _USUAL_STEP = 100
 """Writers look at the size of a page after so many rows, or more; with larger cells after a power of two."""
 _CREDIBLE = 4
@@ -92,13 +92,16 @@ def part_borders(facts: PartFacts) -> NDArray[np.int64]:
 def rows_of_pages(num_rows: int, pages: int) -> tuple[int, bool]:
     """Return the rows of each page, if a writer has cut so many rows into pages of equal length but for the last one.
 
-    Several lengths give the same number of pages; the answer is the one with the greatest factor that is usual
-    (`_STEPS`). The second value tells whether that is more than chance.
+    Several lengths give the same number of pages. Writers look at the size of a page every 100 or 1,024 rows or a power
+    of two, so the answer is the length with the greatest factor of that kind. The second value tells whether that is
+    more than chance.
     """
     if pages < 2:
         return num_rows, True
     least, most = -(-num_rows // pages), -(-num_rows // (pages - 1)) - 1
-    for step in sorted((step << shift for shift in range(most.bit_length()) for step in _STEPS), reverse=True):
+    if least <= _MOST_ROWS <= most:
+        return _MOST_ROWS, True
+    for step in sorted((step << shift for shift in range(most.bit_length()) for step in (1, 100)), reverse=True):
         if (found := -(-least // step) * step) <= most:
             is_usual = found == step or step >= _USUAL_STEP
             return found, is_usual and step * pages * (pages - 1) >= _CREDIBLE * num_rows

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 import penstock  # noqa: E402
-from penstock.codecs import CompressedImageCodec, ScalarCodec  # noqa: E402
+from penstock.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec  # noqa: E402
+from penstock.dataset import parts  # noqa: E402
 from penstock.errors import BadFile, DecodeError, PenstockWarning, PlanError, StateMismatch  # noqa: E402
 from penstock.testing import FaultySource, MemorySource, make_parquet  # noqa: E402
 from penstock.torch import Batches, loader  # noqa: E402
@@ -295,3 +296,28 @@ def test_a_row_that_every_epoch_skips_counts_once_against_the_limit(num_workers)
     assert rows(1) == 60
     with pytest.raises(DecodeError, match=r"skip_limit=0.*rows, part 1, row 0"):
         rows(0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_rows_of_different_parts_of_a_row_group_count_each_against_the_limit(tmp_path, monkeypatch, num_workers):
+    monkeypatch.setattr(parts, "TARGET_BYTES", 20_000)
+    monkeypatch.setattr(parts, "LEAST_BYTES", 10_000)
+    field = penstock.UnischemaField("x", np.uint8, (900,), NdarrayCodec(), nullable=False)
+    arrays = np.random.default_rng(0).integers(0, 256, (400, 900), np.uint8)
+    cells = [bytes(field.codec.encode(field, array)) if i % 100 else b"" for i, array in enumerate(arrays)]
+    schema = penstock.Unischema("cells", [field])
+    pq.write_table(
+        pa.table({"x": cells}), tmp_path / "a.parquet", use_dictionary=False, compression="none", write_page_index=True,
+        write_batch_size=10, data_page_size=5_000,
+    )  # fmt: skip
+    options = {"batch_size": 8, "rank": 0, "world": 1, "epochs": 2, "on_error": "skip", "shuffle": True}
+
+    def rows(limit):
+        batches = Batches(penstock.open(tmp_path, schema=schema), skip_limit=limit, **options)
+        assert batches.state_dict()["order"] == "lanes-2"
+        fork = "fork" if num_workers else None  # others do not see what is patched
+        return sum(len(batch["x"]) for batch in workers_of(batches, num_workers, multiprocessing_context=fork))
+
+    assert rows(4) == 2 * 396
+    with pytest.raises(DecodeError, match=r"skip_limit=3.*a\.parquet, row group 0, row (0|100|200|300),"):
+        rows(3)

@@ -59,7 +59,7 @@ class Plan:
     """Bytes read by all ranks over bytes needed; counts what parts of row groups read twice where that is known."""
     page_factor: float | None
     """Bytes that the parts of a row group read over those of the row group, measured on a few row groups: pages at the
-    borders of parts are read twice. None if row groups are read whole, or in `Loader` before it is looked at."""
+    borders of parts are read twice. None if row groups are read whole, or these pages cannot be found."""
     chunks_per_batch: float | None
     """Chunks that a batch of this rank draws from in the middle of its part; None where rows are not shuffled."""
     groups_per_batch: float | None

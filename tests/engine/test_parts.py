@@ -78,6 +78,11 @@ def test_other_orders_read_whole_chunks_and_never_ask_for_parts() -> None:
     assert source.splits == 0
 
 
+def test_the_first_rows_can_be_probed_whatever_the_parts() -> None:
+    with penstock.open(DividedSource()).loader(**OPTIONS, parts=True) as loader:
+        assert loader.probe(3)["id"].tolist() == [0, 1, 2]
+
+
 def test_parts_resume_at_every_step() -> None:
     dataset = penstock.open(DividedSource())
     assert_resumes_exactly(lambda: dataset.loader(**OPTIONS | {"epochs": 2}))

@@ -219,9 +219,9 @@ class LoaderFacts(BaseLoader):
         options = self._options
         size = options.batch_size if most_rows is None else min(most_rows, options.batch_size)
         plain = replace(
-            options, batch_size=size, shuffle=False, lanes=None, epochs=1, rank=0, world=1, drop_last=False,
+            options, batch_size=size, shuffle=False, lanes=None, parts=None, epochs=1, rank=0, world=1,
             remainder=options.remainder if options.remainder == "pad" else "drop", pool="serial", on_error="raise",
-            skip_limit=None,
+            drop_last=False, skip_limit=None,
         )  # fmt: skip
         inputs = replace(self._inputs, batch_items=min(size, self._inputs.most_items(options)))
         with Loader(inputs, plain) as first:

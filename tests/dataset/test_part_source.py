@@ -302,6 +302,14 @@ def test_a_file_that_was_written_again_is_noticed(tmp_path):
         divided.read(1, ["image"])
 
 
+def test_a_file_that_was_written_again_is_not_left_undivided(tmp_path):
+    source = write(tmp_path)
+    write(tmp_path, 900)
+    other = pickle.loads(pickle.dumps(source))  # has no footers in memory
+    with pytest.raises(FileChanged):
+        other.split(scan=None)
+
+
 def test_a_file_that_is_gone_is_named(tmp_path):
     divided = split_row_groups(write(tmp_path))
     (tmp_path / "0.parquet").unlink()

@@ -8,7 +8,6 @@ that are not in memory, and stored indexes of pages; no data.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +19,7 @@ from penstock.dataset.catalog import threads_for
 from penstock.dataset.page_sidecar import StoredPages, key_of
 from penstock.dataset.pages import part_facts, why_whole
 from penstock.dataset.parts import may_be_divided, part_borders
-from penstock.errors import BadFile, MetadataError, PenstockWarning, PlanError, users_level
+from penstock.errors import BadFile, FileChanged, MetadataError, PenstockWarning, PlanError, users_level
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -66,6 +65,10 @@ def divide(source: ParquetSource) -> Division:
     """Return how the row groups of a dataset can be divided; the source keeps it.
 
     A row group of a file whose footer is damaged is one part. Looks at large row groups only.
+
+    Raises:
+        FileChanged: a file is not the one that was opened.
+        StoreUnavailable, StoreRefused: the store does not answer, or denies access.
     """
     if source.division is None:
         source.division = _divide(source)
@@ -79,15 +82,22 @@ def _divide(source: ParquetSource) -> Division:
     is_large = may_be_divided(num_bytes, stored)
 
     def divide_file(chunks: Integers) -> None:
-        for chunk in chunks[is_large[chunks]].tolist():
-            with contextlib.suppress(BadFile):
+        for chunk in chunks.tolist():
+            try:
                 divide_one(chunk)
+            except FileChanged:  # other processes may have seen the old file, and would divide it
+                raise
+            except BadFile:
+                continue
 
     def divide_one(chunk: int) -> None:
         group = source.part(chunk)
-        borders = part_borders(part_facts(group))
+        footer = part_facts(group)
+        borders = part_borders(footer)
         if len(borders) > 2:
             found.indexed[chunk] = borders
+            return
+        if footer.leaves and all(leaf.pages for leaf in footer.leaves):  # a scan would find nothing new
             return
         borders = part_borders(part_facts(group, scan=True))
         num_bytes = int(group.index.chunks.uncompressed_bytes[group.number].sum())
@@ -96,10 +106,11 @@ def _divide(source: ParquetSource) -> Division:
         elif num_bytes > LARGE_BYTES and (why := why_whole(group)) is not None:
             found.whole[chunk] = why
 
-    if is_large.any():
-        firsts = np.flatnonzero(np.diff(facts.chunk_file, prepend=-1))
+    large = np.flatnonzero(is_large)
+    if len(large):
+        firsts = np.flatnonzero(np.diff(facts.chunk_file[large]))
         with ThreadPoolExecutor(threads_for(source.entries[0].root.fs)) as pool:
-            list(pool.map(divide_file, np.split(np.arange(len(facts.chunk_rows)), firsts[1:])))
+            list(pool.map(divide_file, np.split(large, firsts + 1)))
     return found
 
 

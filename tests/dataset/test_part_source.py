@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.dataset import parts
+from penstock.dataset import part_source, parts
 from penstock.dataset.parquet import open_parquet
 from penstock.dataset.part_source import ParquetParts, split_row_groups
 from penstock.errors import BadFile, BudgetError, DecodeError, FileChanged
@@ -184,6 +184,16 @@ def test_narrow_columns_are_kept_as_far_as_memory_allows(tmp_path):
         assert narrow_bytes(divided, chunk)
     assert divided.read(0, ["id"]).equals(whole)
     assert divided.read(1, ["id"]).equals(source.read(0, ["id"]).slice(100))
+
+
+def test_narrow_columns_of_a_row_group_are_read_together(tmp_path, monkeypatch):
+    calls = []
+    read = part_source.read_columns
+    monkeypatch.setattr(part_source, "read_columns", lambda group, names: calls.append(names) or read(group, names))
+    divided = split_row_groups(write(tmp_path, data_page_size=20_000))
+    for chunk in (0, 1, 0):
+        divided.read(chunk, ["id", "label", "image"])
+    assert calls == [["id", "label"]]
 
 
 def test_kept_bytes_do_not_grow_beyond_their_limit_and_are_none_for_whole_row_groups(tmp_path):

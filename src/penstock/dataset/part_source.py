@@ -234,10 +234,9 @@ class ParquetParts(ParquetSource):
             group.cached.forget_ranges(group, pages.ranges(start, stop))
             return self._read_rows(chunk, replace(group, cached=None), columns, None, limit_bytes)
         found = dict(zip(table.column_names, table.columns, strict=True))
-        for name in reading.whole:
-            column = self._whole_column(chunk, group, name, held, limit_bytes).slice(start, stop - start)
+        for name, column in self._whole_columns(chunk, group, reading.whole, held, limit_bytes).items():
             # A copy: the rows may stay in memory for long, and the column must not.
-            found[name] = pa.chunked_array([pa.concat_arrays(column.chunks)])
+            found[name] = pa.chunked_array([pa.concat_arrays(column.slice(start, stop - start).chunks)])
         verified[chunk] = mark
         return pa.table({name: found[name] for name in columns})
 
@@ -277,20 +276,24 @@ class ParquetParts(ParquetSource):
         """Return the key of a whole column: another one once its file was written again."""
         return int(self.chunk[chunk]), group.seen.times, name
 
-    def _whole_column(
-        self, chunk: int, group: StoredRowGroup, name: str, held: Any, limit_bytes: int | None
-    ) -> pa.ChunkedArray:
-        key = self._key(chunk, group, name)
-        column: pa.ChunkedArray | None = self._kept.get(key)
-        if column is None:
-            ranges = group.ranges([name]).values()
+    def _whole_columns(
+        self, chunk: int, group: StoredRowGroup, names: Sequence[str], held: Any, limit_bytes: int | None
+    ) -> dict[str, pa.ChunkedArray]:
+        """Return columns of the row group of a part; those that are not in memory are read at once, and kept."""
+        found = {name: self._kept.get(self._key(chunk, group, name)) for name in names}
+        missing = [name for name, column in found.items() if column is None]
+        if missing:
+            ranges = group.ranges(missing).values()
             if all(one in held for one in ranges):
                 group = replace(group, held={one[0]: pa.py_buffer(held[one]) for one in ranges})
             if limit_bytes is not None:
-                group = replace(group, limit=MemoryLimit(limit_bytes, {name: self._fields[name].type}))
-            column = read_columns(group, [name]).column(0)
-            self._kept.put(key, column, column.nbytes)
-        return column
+                group = replace(
+                    group, limit=MemoryLimit(limit_bytes, {name: self._fields[name].type for name in missing})
+                )
+            for name, column in zip(missing, read_columns(group, missing).columns, strict=True):
+                found[name] = column
+                self._kept.put(self._key(chunk, group, name), column, column.nbytes)
+        return found
 
 
 class _RecentlyUsed:

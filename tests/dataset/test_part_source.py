@@ -186,14 +186,18 @@ def test_narrow_columns_are_kept_as_far_as_memory_allows(tmp_path):
     assert divided.read(1, ["id"]).equals(source.read(0, ["id"]).slice(100))
 
 
-def test_narrow_columns_of_a_row_group_are_read_together(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("narrow_bytes", "reads"), [(4 << 20, [["id", "box.x"]]), (9_000, [["id"], ["box.x"]])], ids=["small", "large"]
+)
+def test_narrow_columns_are_read_together_as_far_as_they_take_little_memory(tmp_path, monkeypatch, narrow_bytes, reads):
     calls = []
     read = part_source.read_columns
     monkeypatch.setattr(part_source, "read_columns", lambda group, names: calls.append(names) or read(group, names))
+    monkeypatch.setattr(part_source, "_NARROW_BYTES", narrow_bytes)
     divided = split_row_groups(write(tmp_path, data_page_size=20_000))
     for chunk in (0, 1, 0):
-        divided.read(chunk, ["id", "label", "image"])
-    assert calls == [["id", "label"]]
+        divided.read(chunk, ["id", "box.x", "image"])
+    assert calls == reads
 
 
 def test_kept_bytes_do_not_grow_beyond_their_limit_and_are_none_for_whole_row_groups(tmp_path):

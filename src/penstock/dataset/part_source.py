@@ -84,8 +84,8 @@ class _Reading(NamedTuple):
 
     pages: tuple[Any, ...]
     """Fields of a `RowGroupPages`, but for the row group, whose footer is not to be kept in memory."""
-    whole: tuple[str, ...]
-    """Columns that are read whole."""
+    whole: Sequence[Sequence[str]]
+    """Columns that are read whole: those of each read, which take little memory together, or are one column."""
 
 
 class ParquetParts(ParquetSource):
@@ -151,7 +151,8 @@ class ParquetParts(ParquetSource):
             return self._whole.ranges(int(self.chunk[chunk]), columns)
         physical, group = [name for name in columns if name not in self.facts.constants], self.part(chunk)
         reading = _repeated(lambda group: self._reading(chunk, group, physical), group)
-        missing = [name for name in reading.whole if self._key(chunk, group, name) not in self._kept]
+        whole = (name for names in reading.whole for name in names)
+        missing = [name for name in whole if self._key(chunk, group, name) not in self._kept]
         pages = RowGroupPages(group, *reading.pages)
         found = {*pages.ranges(*self._rows_of(chunk)), *group.ranges(missing).values()}
         return [ByteRange(group.file.path, start, stop) for start, stop in sorted(found)]
@@ -234,9 +235,10 @@ class ParquetParts(ParquetSource):
             group.cached.forget_ranges(group, pages.ranges(start, stop))
             return self._read_rows(chunk, replace(group, cached=None), columns, None, limit_bytes)
         found = dict(zip(table.column_names, table.columns, strict=True))
-        for name, column in self._whole_columns(chunk, group, reading.whole, held, limit_bytes).items():
-            # A copy: the rows may stay in memory for long, and the column must not.
-            found[name] = pa.chunked_array([pa.concat_arrays(column.slice(start, stop - start).chunks)])
+        for names in reading.whole:
+            for name, column in self._whole_columns(chunk, group, names, held, limit_bytes).items():
+                # A copy: the rows may stay in memory for long, and the column must not.
+                found[name] = pa.chunked_array([pa.concat_arrays(column.slice(start, stop - start).chunks)])
         verified[chunk] = mark
         return pa.table({name: found[name] for name in columns})
 
@@ -255,7 +257,7 @@ class ParquetParts(ParquetSource):
             self._tell_whole(group, pages.whole)
             narrow = [name for name in narrow_columns(pages, self._borders[key[0]]) if _is_small(group, name)]
             left = pages.without(narrow)
-            whole = tuple(name for name in columns if name not in left.names)
+            whole = _by_memory(group, [name for name in columns if name not in left.names])
             found = _Reading((left.names, left.whole, left.file, left.chunks, left.indexes), whole)
             self._kept.put(key, found, sum(_PAGE_BYTES * len(index) + _LEAF_BYTES for index in left.indexes))
         return found
@@ -369,13 +371,32 @@ def _num_leaves(kind: pa.DataType) -> int:
 
 def _is_small(group: StoredRowGroup, name: str) -> bool:
     """Tell whether a whole column surely takes little memory."""
+    return _most_bytes(group, name) <= _NARROW_BYTES
+
+
+def _most_bytes(group: StoredRowGroup, name: str) -> float:
+    """Return the memory that a whole column takes, at most."""
     chunks, leaves = group.index.chunks, group.index.chunks.below(name)
     known = chunks.memory_bytes[group.number, leaves]
     values, stored = (
         one[group.number, leaves].astype(np.float64) for one in (chunks.num_values, chunks.uncompressed_bytes)
     )
     # No value is longer than its column chunk, dictionary included.
-    return bool(np.where(np.isnan(known), values * stored, known).sum() <= _NARROW_BYTES)
+    return float(np.where(np.isnan(known), values * stored, known).sum())
+
+
+def _by_memory(group: StoredRowGroup, names: Sequence[str]) -> list[list[str]]:
+    """Return columns in lists that take no more memory than one narrow column may; larger ones are alone."""
+    found: list[list[str]] = []
+    room = 0.0
+    for name in names:
+        size = _most_bytes(group, name)
+        if not found or size > room:
+            found.append([])
+            room = _NARROW_BYTES
+        found[-1].append(name)
+        room -= size
+    return found
 
 
 def _unpickled(whole: ParquetSource, borders: Sequence[NDArray[np.int64]], stored: StoredPages | None) -> ParquetParts:

@@ -6,7 +6,9 @@ small JSON; place arithmetic (`place_after`, `count_units`) is for processes tha
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -334,15 +336,15 @@ def page_factor(inputs: Inputs) -> float | None:
     try:
         for group in divided[step // 2 :: step][:_SAMPLED_GROUPS].tolist():
             first, last = np.searchsorted(inputs.whole_chunk, (group, group + 1)).tolist()
-            parts = Counter(one for part in range(first, last) for one in inputs.source.ranges(part, names))
-            for whole in inputs.whole.ranges(group, names):
-                inside = sum(
-                    times * (one.stop - one.start)
-                    for one, times in parts.items()
-                    if one != whole and one.path == whole.path and whole.start <= one.start and one.stop <= whole.stop
-                )
-                needed += whole.stop - whole.start
-                read += inside or whole.stop - whole.start
+            columns = sorted(inputs.whole.ranges(group, names))
+            by_pages: Counter[int] = Counter()
+            for one in (one for part in range(first, last) for one in inputs.source.ranges(part, names)):
+                at = bisect_right(columns, (one.path, one.start, math.inf)) - 1
+                if at >= 0 and one != columns[at] and one.path == columns[at].path and one.stop <= columns[at].stop:
+                    by_pages[at] += one.stop - one.start
+            for at, column in enumerate(columns):
+                needed += column.stop - column.start
+                read += by_pages[at] or column.stop - column.start
     except (PenstockError, OSError):
         return None
     return read / needed if needed else None

@@ -200,6 +200,15 @@ def test_narrow_columns_are_read_together_as_far_as_they_take_little_memory(tmp_
     assert calls == reads
 
 
+def test_narrow_columns_are_limited_and_copied(tmp_path):
+    divided = split_row_groups(write(tmp_path, data_page_size=20_000))
+    with pytest.raises(BudgetError):
+        divided.read(0, ["label"], limit_bytes=1_000)
+    found = divided.read(0, ["id"]).column("id")
+    held = sum(one.size for one in found.chunk(0).buffers() if one is not None)
+    assert held < 2 * found.nbytes  # the rows do not keep the whole column in memory
+
+
 def test_kept_bytes_do_not_grow_beyond_their_limit_and_are_none_for_whole_row_groups(tmp_path):
     source = write(tmp_path)
     names = source.facts.arrow_schema.names

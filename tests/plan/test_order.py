@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
@@ -127,6 +127,7 @@ def test_orders_that_cannot_be_are_refused():
     lanes=st.none() | st.integers(1, 900),
     parts=st.booleans(),
 )
+@example(counts=[10] * 48, row_bytes=1, shuffle_bytes=400, lanes=None, parts=True)  # 8 lanes without parts
 @settings(max_examples=depth(50, 1000), deadline=None)
 def test_lanes_follow_the_rule(counts, row_bytes, shuffle_bytes, lanes, parts):
     rows = [n for n in counts if n]

@@ -316,3 +316,14 @@ def test_pages_have_about_a_megabyte_and_an_offset_index(tmp_path: Path, cell_by
     borders = part_borders(part_facts(pages.group))
     assert (borders[:-1] % page_rows == 0).all()
     assert pages.read(count // 2, count // 2 + 1).column("image").to_pylist() == [cells[count // 2]]
+
+
+def test_all_pages_of_pictures_have_as_many_rows_in_whatever_chunks_they_come(tmp_path):
+    rng = np.random.default_rng(0)
+    cells = [rng.bytes(18_000) for _ in range(900)]
+    tables = [pa.table({"image": pa.array(cells[at : at + 70], pa.binary())}) for at in range(0, 900, 70)]
+    write(pa.concat_tables(tables), tmp_path / "out", row_group_bytes=6 << 20)
+    source = open_parquet(tmp_path / "out")
+    for chunk in range(len(source.facts.chunk_rows)):
+        rows = np.diff(open_pages(source.part(chunk), ["image"]).indexes[0].rows)
+        assert set(rows[:-1].tolist()) == {64}

@@ -212,7 +212,8 @@ class FileWriter:
         if not folder.waiting_rows:
             return
         table = pa.Table.from_batches(folder.waiting, folder.waiting[0].schema).select(self._schema.names)
-        table = table.replace_schema_metadata(self._schema.metadata)
+        # pyarrow ends a page where a chunk of the table ends: all pages but the last are to have equally many rows.
+        table = table.replace_schema_metadata(self._schema.metadata).combine_chunks()
         if folder.writer is None:
             self._open(folder, page_options(table))
         folder.writer.write_table(table, row_group_size=folder.waiting_rows)

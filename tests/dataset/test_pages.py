@@ -165,8 +165,10 @@ def test_a_damaged_page_names_file_row_group_and_column(tmp_path):
     data[body : int(index.offsets[4])] = b"\xff" * (int(index.offsets[4]) - body)
     fetch = lambda ranges: [bytes(data[a:b]) for a, b in ranges]  # noqa: E731 -- one line
     assert pages.read(0, int(index.rows[3]), fetch).num_rows == index.rows[3]
-    with pytest.raises(BadFile, match=r"a\.parquet, row group 1, column 'image': its pages cannot be decoded") as info:
+    where = rf"a\.parquet, row group 1, column 'image': rows 0 to {index.rows[4]}: its pages cannot be decoded"
+    with pytest.raises(BadFile, match=where) as info:
         pages.read(0, int(index.rows[4]), fetch)
+    assert "parts=False" not in str(info.value), "whole row groups hold the same page"
     assert (info.value.row_group, info.value.column) == (1, "image")
 
 

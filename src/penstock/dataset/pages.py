@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
     Fetch = Callable[[Sequence[Range]], Sequence[Any]]
 
-_CURE = "write the file again, or load with parts=False, which needs no index, or on_error='skip' to leave rows out"
+_CURE = "write the file again, or load with on_error='skip' to leave these rows out"
+_INDEX_CURE = "write the file again, or load with parts=False, which needs no index, or on_error='skip'"
 _ARROW_SCHEMA = b"ARROW:schema"
 _MOST_WASTE = 1.25
 """Rows in memory for each row that is read, at most; for more, the rows are copied."""
@@ -110,7 +111,8 @@ class RowGroupPages:
             as_dictionaries = [leaf for leaf in unknown if pages[leaf].may_be_dictionary]
             leaves = self.file.decode(pages, verifying(verify=self.group.verify), as_dictionaries)
         except DamagedPages as exc:
-            raise self._damaged(exc, exc.leaf or 0) from exc
+            path, rows = self.chunks[exc.leaf or 0].path, f"rows {start} to {stop}: "
+            raise self.group.bad(rows + str(exc), _CURE, column=path) from exc
         for leaf, (index, column) in enumerate(zip(self.indexes, leaves, strict=True)):
             if len(column) != pages[leaf].rows:
                 wrong = f"its pages hold {len(column)} rows, the offset index says {pages[leaf].rows}"
@@ -417,4 +419,4 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _bad(group: StoredRowGroup, path: str, wrong: Exception) -> BadFile:
-    return group.bad(str(wrong), _CURE, column=path)
+    return group.bad(str(wrong), _INDEX_CURE, column=path)

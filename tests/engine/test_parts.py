@@ -203,3 +203,10 @@ def test_a_split_selection_names_the_same_rows(data: st.DataObject) -> None:
         assert len(here) == found.counts[part]
         got += (start + here).tolist()
     assert got == wanted
+
+
+def test_parts_are_refused_where_a_source_has_none() -> None:
+    whole = MemorySource(pa.table(rows()), [sum(one) for one in PARTS])
+    with pytest.raises(PlanError, match="parts=True needs a source whose parts can be divided; MemorySource cannot"):
+        penstock.open(whole).loader(**OPTIONS, parts=True)
+    assert penstock.open(whole).loader(**OPTIONS).order.name == "lanes-1"

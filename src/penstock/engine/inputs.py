@@ -275,6 +275,11 @@ def choose_order(inputs: Inputs, options: LoaderOptions) -> tuple[Order, Inputs]
         return Order(kind, options.seed), inputs
     from penstock.plan.shuffled import choose_lanes  # here: other orders have no lanes
 
+    if options.parts and not isinstance(inputs.source, Splittable):
+        raise PlanError(
+            f"parts=True needs a source whose {inputs.source.facts.part_noun}s can be divided; "
+            f"{type(inputs.source).__name__} cannot do that: leave parts out"
+        )
     split = None if options.parts is False else inputs.split(scan=options.parts)
     dealt, scanned = (inputs, False) if split is None else split
     chosen = choose_lanes(

@@ -1,5 +1,7 @@
 """`penstock index`: pages of files without an offset index are found once, stored, and never used for other files."""
 
+import fnmatch
+import glob
 import json
 import os
 import pickle
@@ -7,6 +9,7 @@ import pickle
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
@@ -102,6 +105,32 @@ def test_an_index_beside_the_dataset_divides_its_files_by_default(folder):
     assert order_of(folder).scanned
     assert order_of(folder) == order_of(folder, parts=True)
     assert penstock.open(folder).files == ("0.parquet", "1.parquet", "2.parquet")  # the index is no data file
+
+
+def test_other_readers_and_patterns_do_not_take_the_index_for_data(folder):
+    index_pages(folder, beside=True)
+    assert (folder / SIDECAR).exists()
+    for pattern in ("*.parquet", "*"):
+        assert len(penstock.open(sorted(glob.glob(f"{folder}/{pattern}")))) == 3 * ROWS
+        assert len(penstock.open(f"{folder}/{pattern}")) == 3 * ROWS
+    assert pads.dataset(folder).count_rows() == 3 * ROWS
+    assert pq.read_table(folder, columns=["id"]).num_rows == 3 * ROWS
+    assert not fnmatch.fnmatch(SIDECAR, "*.parquet")  # which also finds hidden files in some tools
+
+
+def test_hugging_face_datasets_loads_an_indexed_folder(folder, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    index_pages(folder, beside=True)
+    for where in ({"data_dir": str(folder)}, {"data_files": f"{folder}/*.parquet"}):
+        found = datasets.load_dataset("parquet", **where, cache_dir=str(tmp_path / "hugging_face"))
+        assert found["train"].num_rows == 3 * ROWS
+
+
+def test_an_overwritten_dataset_is_not_read_by_the_old_index(folder):
+    index_pages(folder, beside=True)
+    penstock.write({"id": np.arange(9)}, folder, overwrite=True)
+    assert not (folder / SIDECAR).exists()
+    assert sorted(ids(penstock.open(folder).loader(**OPTIONS))) == list(range(9))
 
 
 def test_rows_read_by_a_stored_index_are_those_of_a_plain_read(folder):

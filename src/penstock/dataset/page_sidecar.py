@@ -4,7 +4,7 @@
 `StoredPages` and reads parts of row groups by it, as if the files had offset indexes. Only a file beside the dataset is
 used by default: all hosts see the same one, so all ranks of a run divide row groups alike.
 
-On disk: a Parquet file with a row for each column chunk, `_penstock_pages.parquet` in the root of the dataset, or named
+On disk: a Parquet file with a row for each column chunk, `.penstock_pages` in the root of the dataset, or named
 after the root's URL in the cache folder of the user. It names data files by relative path, size and the checksum of
 their footer, so nothing is used for a file that was written again.
 """
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from penstock.dataset.page_index import ChunkPages
     from penstock.dataset.read import StoredRowGroup
 
-SIDECAR = "_penstock_pages.parquet"
-"""Name of the file beside a dataset; hidden from listings of data files."""
+SIDECAR = ".penstock_pages"
+"""Name of the file beside a dataset. Other readers skip names with a dot, and `*.parquet` must not find it."""
 _VERSION = {b"penstock.pages": b"1"}
 _INTEGER = pa.field("element", pa.int32())  # as Parquet calls it
 SIDECAR_SCHEMA = pa.schema(

@@ -91,7 +91,7 @@ def index_pages(
 
     Args:
         source: As for `penstock.open`.
-        beside: Store the index in the dataset's own folder, as the hidden file `_penstock_pages.parquet`. Every run
+        beside: Store the index in the dataset's own folder, as the hidden file `.penstock_pages`. Every run
             then reads these files in parts. By default it is stored in the cache of this user on this host, where
             `parts=True` uses it: other hosts do not see it, and all ranks of a run must have the same parts.
         storage_options: For the filesystem of a URL.

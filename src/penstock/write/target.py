@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
+from penstock.dataset.page_sidecar import SIDECAR
 from penstock.dataset.write_markers import JOURNAL, MARKER, hidden_folders, hidden_name, note_path, read_json
 from penstock.errors import DatasetExists
 from penstock.storage.locks import mutex
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     FileSystem = Any  # pyarrow.fs.FileSystem: pyarrow ships no types
 
 _PARQUET = (".parquet", ".parq")
-_METADATA = {"_SUCCESS", "_metadata", "_common_metadata", MARKER}
+_METADATA = {"_SUCCESS", "_metadata", "_common_metadata", MARKER, SIDECAR}
 _DATABRICKS = ("_committed_", "_started_")
 _CLAIM = "claim.json"
 """In a hidden folder on a store whose files are replacing those of the target."""

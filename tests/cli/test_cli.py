@@ -97,11 +97,11 @@ def test_info_and_plan_know_the_parts_of_large_row_groups(tmp_path: Path, capsys
     indexed, plain = str(tmp_path / "indexed"), str(tmp_path / "plain")
     assert re.search(r"advice .* large, but shuffled in \d+ parts of ", output(capsys, "info", indexed))
     assert re.search(r"advice .* are large: few fit", output(capsys, "info", plain))
-    assert re.search(r"rows +80 in \d+ parts of 1 row groups", output(capsys, "plan", indexed, "--shuffle"))
-    assert "rows     80 in 1 chunks" in output(capsys, "plan", indexed, "--shuffle", "--parts", "no")
-    assert "rows     80 in 1 chunks" in output(capsys, "plan", plain, "--shuffle")
+    assert re.search(r"rows +80 in \d+ parts of 1 row group,", output(capsys, "plan", indexed, "--shuffle"))
+    assert "rows     80 in 1 row group\n" in output(capsys, "plan", indexed, "--shuffle", "--parts", "no")
+    assert "rows     80 in 1 row group\n" in output(capsys, "plan", plain, "--shuffle")
     assert re.search(
-        r"rows +80 in \d+ parts of 1 row groups", output(capsys, "plan", plain, "--shuffle", "--parts=yes")
+        r"rows +80 in \d+ parts of 1 row group,", output(capsys, "plan", plain, "--shuffle", "--parts=yes")
     )
 
 

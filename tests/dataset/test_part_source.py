@@ -265,13 +265,53 @@ def test_the_memory_error_names_the_part_and_does_not_advise_smaller_row_groups(
     ) as caught:
         dataset.loader(**options)
     assert "smaller row groups" not in str(caught.value)
-    with pytest.raises(BudgetError, match=r"largest row group: .*, row group \d, .*smaller row groups.*parts=True"):
+    with pytest.raises(BudgetError, match=r"largest row group: .*, row group \d, .*leave parts=False out") as caught:
         dataset.loader(**options, parts=False)
+    assert "smaller row groups" not in str(caught.value)
     with pytest.raises(BudgetError, match=r"smaller row groups$"):
         dataset.loader(**options | {"shuffle": False})
     (tmp_path / "small").mkdir()
     with pytest.raises(BudgetError, match=r"smaller row groups$"):  # none of them can be divided
         penstock.open(write(tmp_path / "small", 20)).loader(**options)
+
+
+CROWDED = {"batch_size": 64, "shuffle": True, "rank": 0, "world": 1, "shuffle_bytes": 100_000}
+
+
+def test_a_warning_about_whole_row_groups_names_what_divides_them(tmp_path):
+    """`parts=False`, a state of whole row groups, a missing index, and a file without one beside a file with one."""
+    for name, options in (("indexed", {}), ("plain", {"write_page_index": False}), ("mixed", {"files": 1})):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, **options)
+    pq.write_table(
+        pq.read_table(tmp_path / "plain" / "1.parquet"), tmp_path / "mixed" / "1.parquet", use_dictionary=False,
+        data_page_size=1_000, write_batch_size=10,
+    )  # fmt: skip
+    indexed, plain, mixed = (penstock.open(tmp_path / name) for name in ("indexed", "plain", "mixed"))
+    whole = indexed.plan(**CROWDED, parts=False)
+    assert whole.warnings
+    for text in whole.warnings:
+        assert "leave parts=False out, for which row groups are read whole, or start the run" in text
+    with pytest.warns(penstock.errors.PenstockWarning), indexed.loader(**CROWDED, parts=False) as loader:
+        state = loader.state_dict()
+    with indexed.loader(**CROWDED) as loader:
+        loader.load_state_dict(state)
+        assert "the state of this one has whole row groups" in str(loader.plan)
+    for dataset in (plain, mixed):
+        texts = dataset.plan(**CROWDED).warnings
+        assert texts
+        for text in texts:
+            assert (
+                "run `penstock index --beside URL` once, or load with parts=True, to read row groups in parts" in text
+            )
+            assert "smaller row groups" not in text
+
+
+def test_the_memory_error_of_a_dataset_without_an_index_names_the_index(tmp_path):
+    dataset = penstock.open(write(tmp_path, write_page_index=False))
+    with pytest.raises(BudgetError, match=r"run `penstock index --beside URL` once, or load with parts=True") as caught:
+        dataset.loader(**CROWDED, memory_bytes=1_000)
+    assert "a loader that is to resume such a run needs parts=True as well" in str(caught.value)
 
 
 def test_the_plan_counts_parts_and_the_pages_that_they_read_twice(tmp_path):

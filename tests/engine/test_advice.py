@@ -40,7 +40,7 @@ def test_a_plan_is_what_its_loader_does(ds):
     assert repr(planned).startswith("Plan(epoch=0, rank=2/3, steps=42, rows=1_000, order='lanes-1', lanes=6,")
     text = str(planned)
     for line in (
-        "rows     1,000 in 20 chunks",
+        "rows     1,000 in 20 row groups",
         "steps    42 on each of 3 ranks: batches of 8 rows",
         "rows of padding: 2",
     ):
@@ -82,7 +82,7 @@ def test_ranks_that_do_not_divide_the_lanes_are_told_which_would(ds):
 
 def test_a_batch_from_few_row_groups_is_told(ds):
     [one] = advice(ds, batch_size=64, shuffle=True, lanes=1, shuffle_bytes=1000)
-    assert "a batch draws from about 3 chunks only" in str(one.message)
+    assert "a batch draws from about 3 row groups only" in str(one.message)
     assert "larger shuffle_bytes or more lanes" in str(one.message)
 
 
@@ -180,6 +180,13 @@ def test_too_little_memory_names_the_least_that_works(ds):
         ds.loader(batch_size=8, shuffle=True, memory_bytes=caught.value.least - 1)
 
 
+@pytest.mark.parametrize("shuffle", [False, "groups"])
+def test_too_little_memory_for_stored_order_does_not_speak_of_a_shuffle_buffer(ds, shuffle):
+    with pytest.raises(BudgetError, match=r"bytes of row groups in use, one read.*or lower batch_size") as caught:
+        ds.loader(batch_size=8, shuffle=shuffle, memory_bytes=100)
+    assert "shuffle" not in str(caught.value)
+
+
 def test_too_little_memory_names_the_largest_row_group(tmp_path):
     path = make_parquet(tmp_path, [[10, 2000, 10]])
     with pytest.raises(BudgetError, match=r"the largest row group: .*\.parquet, row group 1, [\d,]{6,} bytes"):
@@ -195,8 +202,11 @@ def test_a_state_that_needs_more_memory_is_refused_and_changes_nothing(ds):
         ds.loader(batch_size=8, shuffle=True, shuffle_bytes=1, lanes=1, memory_bytes=1)
     with ds.loader(batch_size=8, shuffle=True, shuffle_bytes=1, lanes=1, memory_bytes=caught.value.least) as loader:
         before = save(loader)
-        with pytest.raises(BudgetError, match="need at least"):
+        with pytest.raises(
+            BudgetError, match=r"need at least.*lanes, block and parts are those of the state$"
+        ) as caught:
             loader.load_state_dict(state)
+        assert "shuffle_bytes" not in str(caught.value), "the buffer is that of the state"
         assert save(loader) == before
         assert sorted(ids(loader)) == list(range(1000))
 

@@ -34,12 +34,12 @@ def test_a_plan_prints_what_will_happen():
     plan = plan_of([1000] * 1000, world=5, row_bytes=1100, shuffle_bytes=1 << 28, lanes=50)
     assert str(plan).splitlines() == [
         "Plan",
-        "  rows     1,000,000 in 1,000 chunks",
+        "  rows     1,000,000 in 1,000 row groups",
         "  order    lanes-1: rows shuffled over 50 lanes in blocks of 3,880 rows, seed 7",
         "  steps    782 on each of 5 ranks: batches of 256 rows",
         "  buffer   256.0 MiB for the job, at most 52.5 MiB on this rank",
         "  reads    1.000 bytes by all ranks for each byte needed",
-        "  mixing   a batch of this rank draws from about 46 chunks; under a true permutation from 226",
+        "  mixing   a batch of this rank draws from about 46 row groups; under a true permutation from 226",
         "  memory   at least 52.5 MiB on this rank",
     ]
     assert repr(plan) == (
@@ -68,6 +68,7 @@ def test_advice_for_parts_never_asks_for_smaller_row_groups():
     crowded = plan_of([50_000] * 40, row_bytes=2000, shuffle_bytes=1 << 26, groups=np.arange(40) // 2, world=3)
     assert len(crowded.warnings) == 3
     assert "smaller" not in " ".join(crowded.warnings)
+    assert "a part of a row group of 50,000 rows has" in " ".join(crowded.warnings)
     few = plan_of([100] * 150, row_bytes=20_000, groups=np.arange(150) // 75, shuffle_bytes=1 << 26)
     assert few.warnings == (), "there are two row groups: a batch cannot draw from more"
 
@@ -102,7 +103,7 @@ def test_a_world_that_does_not_divide_the_lanes_is_told_the_lanes_that_fit():
 def test_lanes_that_cut_too_many_chunks_are_told_fewer():
     plan = plan_of([1000] * 100, world=8, row_bytes=18_000)
     (warning,) = [w for w in plan.warnings if "bytes needed" in w]
-    assert "24 lanes cut too many chunks; start the run with lanes=16" in warning
+    assert "24 lanes cut too many row groups; start the run with lanes=16" in warning
 
 
 def named_lanes(warning):
@@ -135,7 +136,50 @@ def test_the_lanes_that_are_named_do_fit(world, num_chunks, row_bytes):
 
 def test_a_poorly_mixed_batch_is_told():
     plan = plan_of([50_000] * 40, row_bytes=2000, shuffle_bytes=1 << 28)
-    assert [w for w in plan.warnings if re.search(r"from about \d chunks only.*smaller row groups", w)]
+    assert [w for w in plan.warnings if re.search(r"from about \d row groups only.*smaller row groups", w)]
+
+
+def test_a_batch_that_draws_from_as_many_as_under_a_true_permutation_is_not_called_poorly_mixed():
+    few = plan_of([10_000] * 5, row_bytes=2000, shuffle_bytes=9 << 20, lanes=5)
+    assert few.order.block < few.num_rows
+    assert few.groups_per_batch == pytest.approx(few.permuted_groups_per_batch, rel=0.1)
+    assert few.permuted_groups_per_batch == pytest.approx(5)
+    assert not [w for w in few.warnings if "poorly mixed" in w]
+    one_lane = plan_of([10_000] * 5, row_bytes=2000, shuffle_bytes=9 << 20, lanes=1)
+    assert [w for w in one_lane.warnings if "poorly mixed" in w]
+
+
+def test_what_makes_chunks_smaller_is_asked_only_if_a_warning_needs_it():
+    asked = []
+
+    def smaller():
+        asked.append(1)
+        return "buy a saw"
+
+    assert plan_of([1000] * 3, smaller=smaller).warnings == ()
+    assert not asked
+    plan = plan_of([50_000] * 40, row_bytes=2000, shuffle_bytes=1 << 26, smaller=smaller)
+    assert asked
+    assert [w for w in plan.warnings if "poorly mixed: buy a saw, or start the run with a larger shuffle_bytes" in w]
+    assert "smaller row groups" not in str(plan)
+
+
+def test_one_of_something_is_told_in_the_singular_and_one_rank_has_the_buffer_of_the_job():
+    rows, _, _, buffer, _, mixing, _ = str(plan_of([100])).splitlines()[1:]
+    assert rows == "  rows     100 in 1 row group"
+    assert buffer == "  buffer   at most 97.7 KiB on this rank"
+    assert mixing == "  mixing   a batch of this rank draws from about 1 row group; under a true permutation from 1"
+    parts = plan_of([100, 100], groups=np.zeros(2, np.int64))
+    assert "rows     200 in 2 parts of 1 row group, 97.7 KiB each" in str(parts)
+
+
+def test_reads_that_memory_may_save_are_told_as_the_most():
+    again = plan_of([1000] * 100, row_bytes=1000, shuffle_bytes=1 << 24, lanes=7)
+    assert again.read_factor > 1.001
+    assert f"reads    at most {again.read_factor:.3f} bytes by this rank" in str(again)
+    assert "reads    1.000 bytes by this rank" in str(
+        plan_of([1000] * 100, row_bytes=1000, shuffle_bytes=1 << 24, lanes=1)
+    )
 
 
 def test_a_true_permutation_is_never_called_poorly_mixed():
@@ -144,7 +188,7 @@ def test_a_true_permutation_is_never_called_poorly_mixed():
 
 def test_a_chunk_larger_than_the_window_is_told():
     plan = plan_of([50_000] * 40, row_bytes=2000, shuffle_bytes=1 << 26)
-    assert any("a chunk of 50,000 rows has 100,000,000 bytes" in warning for warning in plan.warnings)
+    assert any("a row group of 50,000 rows has 100,000,000 bytes" in warning for warning in plan.warnings)
 
 
 def test_lines_have_no_lanes_to_name():

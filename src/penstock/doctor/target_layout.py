@@ -24,7 +24,7 @@ from penstock.doctor.dealt import Chunks
 from penstock.errors import StoreError
 from penstock.plan import Cursor, EpochPlan, Order, Share
 from penstock.plan.order import typical_rows
-from penstock.plan.plan import FEW_CHUNKS, READ_FACTOR, Plan, Sizes, make_plan
+from penstock.plan.plan import READ_FACTOR, Mixing, Plan, Sizes, make_plan
 from penstock.plan.shuffled import choose_lanes
 from penstock.write.files import GROUP_ROWS
 from penstock.write.files import row_bytes as written_bytes
@@ -182,12 +182,10 @@ def _cut(folders: NDArray[np.int64], each: float) -> NDArray[np.int64]:
 
 
 def poorly_mixed(plan: Plan) -> bool:
-    """Tell whether a batch of a shuffled run draws from few row groups only."""
+    """Tell whether a batch of a shuffled run draws from few row groups, and from fewer than a random one."""
     is_whole = plan.order.lanes == 1 and (plan.order.block or 0) >= plan.num_rows
-    enough = float(min(FEW_CHUNKS, plan.share.batch_size))
-    if plan.order.parts:  # smaller row groups would not mix better
-        enough = min(enough, plan.permuted_groups_per_batch or 0.0)
-    return not is_whole and (plan.groups_per_batch or 0) < enough - 0.5
+    mixing = Mixing(plan.chunks_per_batch, plan.groups_per_batch, plan.permuted_groups_per_batch)
+    return not is_whole and mixing.is_poor(plan.share.batch_size)
 
 
 def _exact_size(number: int) -> str:

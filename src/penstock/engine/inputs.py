@@ -10,6 +10,7 @@ batch.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -26,7 +27,7 @@ from penstock.engine.residency import Residency
 from penstock.engine.row_arena import Shelf, make_records
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.stages import Decode, FilterRows, Fold, MarkPadding, Stage, Transform
-from penstock.errors import BudgetError, PlanError, UnsupportedType
+from penstock.errors import BudgetError, PenstockWarning, PlanError, UnsupportedType
 from penstock.options import READ_COST, SPAN_BYTES, LoaderOptions, Pool
 from penstock.plan.order import Grouping, Order, RowGrouping
 from penstock.source import Caching, Splittable
@@ -289,12 +290,27 @@ def choose_order(inputs: Inputs, options: LoaderOptions) -> tuple[Order, Inputs]
     return Order("lanes", options.seed, chosen.lanes, chosen.block, split is not None, scanned), dealt
 
 
-def _can_be_divided(inputs: Inputs) -> bool:
-    """Tell whether chunks could be read in parts if their pages were found."""
-    try:
-        return inputs.split(scan=True) is not None
-    except PlanError:  # not on this store, unless there is an index of pages
-        return True
+def advise_smaller(inputs: Inputs, order: Order, options: LoaderOptions) -> str:
+    """Return what makes the chunks of a run smaller, as an advice; "" if they are parts, as small as they get."""
+    noun, source = inputs.source.facts.part_noun, inputs.source if inputs.whole is None else inputs.whole
+    divided = None
+    if order.kind == "lanes" and isinstance(inputs.items, RowGrouping) and isinstance(source, Splittable):
+        with warnings.catch_warnings():  # what they warn of is said here
+            warnings.simplefilter("ignore", PenstockWarning)
+            if not order.parts and source.split(scan=None) is not None:
+                if options.parts is False:
+                    return f"leave parts=False out, for which {noun}s are read whole"
+                return f"start a new run, which reads {noun}s in parts (the state of this one has whole {noun}s)"
+            try:
+                divided, cure = (
+                    source.split(scan=True),
+                    "run `penstock index --beside URL` once, or load with parts=True,",
+                )
+            except PlanError:  # not on this store, unless there is an index of pages
+                return f"run `penstock index --beside URL` once to read {noun}s in parts"
+    if divided is not None and len(divided.chunk) > len(inputs.counts):
+        return f"{cure} to read {noun}s in parts"
+    return "" if order.parts else f"write smaller {noun}s"
 
 
 _AHEAD_BYTES = 256 << 20
@@ -348,29 +364,41 @@ class Setup:
         """Whether a stage calls a function of the user."""
         return any(stage.calls_user for stage in self.stages)
 
-    def check_budget(self, plan: EpochPlan) -> Needs:
-        """Return the memory that an epoch needs; BudgetError if there is less."""
+    def check_budget(self, plan: EpochPlan, *, resumed: bool = False) -> Needs:
+        """Return the memory that an epoch needs; BudgetError if there is less.
+
+        `resumed`: the order comes from a state, so options cannot change it.
+        """
         inputs, is_line = self.inputs, plan.order.is_line
         window_bytes = inputs.items.visits(plan.visits).most_rows(inputs.held_chunk_bytes)
         batch_rows = inputs.items.most_rows(inputs.most_items(self.options), neighbours=is_line and inputs.aligned)
         needs = count_needs(inputs, window_bytes, batch_rows, self.options.pool)
         if needs.least > self.memory_bytes and inputs.counts.any():
-            largest = int(np.where(inputs.selected > 0, inputs.chunk_bytes, -1).argmax())
-            noun = inputs.source.facts.part_noun
-            part = f"part of a {noun}" if plan.order.parts else noun
-            cure = "" if plan.order.parts else f", or write smaller {noun}s"
-            if plan.order.kind == "lanes" and not plan.order.parts and _can_be_divided(inputs):
-                cure += f", or load with parts=True to read {noun}s in parts"
-            kept = f", {needs.kept_bytes:,} of indexes and narrow columns" if needs.kept_bytes else ""
-            raise BudgetError(
-                f"memory_bytes={self.memory_bytes:,} is too little: the shuffle buffer of {needs.window_bytes:,} "
-                f"bytes, one read of {needs.read_bytes:,}{kept} and two batches of {needs.batch_bytes:,} need at least "
-                f"{needs.least:,} "
-                f"(the largest {part}: {inputs.source.locate(largest)}, {int(inputs.chunk_bytes[largest]):,} bytes in "
-                f"memory); raise memory_bytes, or lower shuffle_bytes or batch_size{cure}",
-                least=needs.least,
-            )
+            raise self._too_little(plan, needs, resumed=resumed)
         return needs
+
+    def _too_little(self, plan: EpochPlan, needs: Needs, *, resumed: bool) -> BudgetError:
+        inputs, order = self.inputs, plan.order
+        largest = int(np.where(inputs.selected > 0, inputs.chunk_bytes, -1).argmax())
+        noun = inputs.source.facts.part_noun
+        part = f"part of a {noun}" if order.parts else noun
+        held = f"{needs.window_bytes:,} bytes"
+        held = f"{held} of {noun}s in use" if order.is_line else f"the shuffle buffer of {held}"
+        kept = f", {needs.kept_bytes:,} of indexes and narrow columns" if needs.kept_bytes else ""
+        if resumed and not order.is_line:
+            cure = "or use more ranks, or a smaller batch_size; lanes, block and parts are those of the state"
+        else:
+            smaller = advise_smaller(inputs, order, self.options)
+            cure = f"or lower {'' if order.is_line else 'shuffle_bytes or '}batch_size{smaller and f', or {smaller}'}"
+            if "parts=True" in smaller:
+                cure += " (a loader that is to resume such a run needs parts=True as well)"
+        return BudgetError(
+            f"memory_bytes={self.memory_bytes:,} is too little: {held}, one read of "
+            f"{needs.read_bytes:,}{kept} and two batches of {needs.batch_bytes:,} need at least {needs.least:,} "
+            f"(the largest {part}: {inputs.source.locate(largest)}, {int(inputs.chunk_bytes[largest]):,} bytes in "
+            f"memory); raise memory_bytes, {cure}",
+            least=needs.least,
+        )
 
     def make_scheduler(self, first: EpochPlan, plans: Iterator[EpochPlan], every: tuple[int, int]) -> Scheduler:
         """Return what carries out the rest of a pass, or every n-th batch of it; its threads start with `next`.

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from penstock.engine import host
 from penstock.engine.base_loader import BaseLoader
 from penstock.engine.delivery import Place, Run
-from penstock.engine.inputs import Inputs, Setup, count_needs
+from penstock.engine.inputs import Inputs, Setup, advise_smaller, count_needs
 from penstock.engine.stages import Batch, output_columns
 from penstock.errors import PenstockError
 from penstock.options import LoaderOptions, at_least
@@ -102,7 +103,7 @@ class LoaderFacts(BaseLoader):
         check_owner(loaded, self._share)
         loaded.cursor.check(loaded.order, self._total_rows)
         place = Place.at(loaded.order, loaded.cursor, self._run)
-        self._setup_of(place.order).check_budget(self._plan(place))
+        self._setup_of(place.order).check_budget(self._plan(place), resumed=True)
         return place
 
     def place_at(self, pass_number: int) -> Place:
@@ -308,6 +309,7 @@ def describe(  # noqa: PLR0913 -- all that a run is made of
         inputs.source.facts.part_noun,
         groups=inputs.whole_chunk,
         page_factor=page_factor(inputs) if measured else None,
+        smaller=partial(advise_smaller, inputs, order, options),
     )
 
     def least(plan: EpochPlan) -> int:

@@ -41,6 +41,8 @@ class Plan:
     num_groups: int
     """Row groups (of other sources, undivided chunks) that have such rows; `num_chunks` unless they are read in
     parts."""
+    group_noun: str
+    """What the source calls an undivided chunk: "row group"."""
     chunk_bytes: int
     """Bytes in memory of a typical chunk, all columns."""
     num_left: int
@@ -56,7 +58,8 @@ class Plan:
     rank_buffer_bytes: int
     """Bytes of the chunks that this rank must have in memory at once, at most."""
     read_factor: float
-    """Bytes read by all ranks over bytes needed; counts what parts of row groups read twice where that is known."""
+    """Bytes read by all ranks over bytes needed, at most: memory that is left over may keep a chunk that is needed
+    again. Counts what parts of row groups read twice where that is known."""
     page_factor: float | None
     """Bytes that the parts of a row group read over those of the row group, measured on a few row groups: pages at the
     borders of parts are read twice. None if row groups are read whole, or these pages cannot be found."""
@@ -102,25 +105,29 @@ class Plan:
         if rest and share.remainder != "uneven":
             padding = f"; rows of padding: {share.world - rest:,}"
             left = f"; rows dropped: {rest:,}" if share.remainder == "drop" else padding
-        job, rank = bytes_text(self.job_buffer_bytes), bytes_text(self.rank_buffer_bytes)
+        buffer = f"at most {bytes_text(self.rank_buffer_bytes)} on this rank"
+        if share.world > 1:
+            buffer = f"{bytes_text(self.job_buffer_bytes)} for the job, {buffer}"
         readers = "by all ranks" if share.world > 1 else "by this rank"
-        chunks, groups, pages = f"{self.num_chunks:,} chunks", "chunks", ""
+        # What is read again may still be in memory; pages at the borders of parts are read twice in any case.
+        most = "at most " if self.read_factor > 1.0005 * (self.page_factor or 1.0) and not order.is_line else ""
+        chunks, pages = _count(self.num_groups, self.group_noun), ""
         if order.parts:
-            groups = "row groups"
-            chunks = f"{self.num_chunks:,} parts of {self.num_groups:,} {groups}, {bytes_text(self.chunk_bytes)} each"
+            chunks = f"{_count(self.num_chunks, 'part')} of {chunks}, {bytes_text(self.chunk_bytes)} each"
         if self.page_factor is not None:
             pages = f" (pages of parts: {self.page_factor:.3f}, measured on a few row groups)"
         lines = [
             f"rows     {self.num_rows:,} in {chunks}{some}",
             f"order    {order.name}: {how}",
             f"steps    {steps} on {ranks}: batches of {share.batch_size:,} rows{left}",
-            f"buffer   {job} for the job, at most {rank} on this rank",
-            f"reads    {self.read_factor:.3f} bytes {readers} for each byte needed{pages}",
+            f"buffer   {buffer}",
+            f"reads    {most}{self.read_factor:.3f} bytes {readers} for each byte needed{pages}",
         ]
         if self.groups_per_batch is not None:
+            groups = _count(round(self.groups_per_batch), self.group_noun)
             lines.append(
-                f"mixing   a batch of this rank draws from about {self.groups_per_batch:,.0f} {groups}; under a true "
-                f"permutation from {self.permuted_groups_per_batch:,.0f}"
+                f"mixing   a batch of this rank draws from about {groups}; under a true permutation from "
+                f"{self.permuted_groups_per_batch:,.0f}"
             )
         lines.append(f"memory   at least {bytes_text(self.least_memory_bytes)} on this rank")
         return "\n  ".join(["Plan", *lines, *(f"warning  {text}" for text in self.warnings)])
@@ -151,6 +158,7 @@ def make_plan(  # noqa: PLR0913 -- all that a run is made of
         num_rows=plan.total_rows,
         num_chunks=int((array > 0).sum()),
         num_groups=len(np.unique(groups[array > 0])),
+        group_noun=sizes.part_noun,
         chunk_bytes=int(typical_rows(array) * sizes.row_bytes),
         num_left=plan.num_left,
         num_steps=plan.num_steps,
@@ -184,14 +192,21 @@ def bytes_text(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 10 * power):,.{1 + (power > 2)}f} {'KMGT'[power - 1]}iB"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 READ_FACTOR = 1.2
 """Bytes read over bytes needed above which a warning names the lanes that fit."""
 
 WORTHWHILE = 0.8
 """A number of lanes is named only if it brings the factor down at least this far."""
 
-FEW_CHUNKS = 8
-"""A shuffled batch from fewer chunks than this is poorly mixed."""
+FEW_GROUPS = 8
+"""A shuffled batch from fewer row groups than this is poorly mixed, unless there are no more to draw from."""
+
+AS_RANDOM = 0.9
+"""A batch that draws from this share of what a true permutation draws from is mixed about as well."""
 
 
 class Sizes(NamedTuple):
@@ -209,6 +224,9 @@ class Sizes(NamedTuple):
     """The undivided chunk of each chunk; None: chunks are not divided."""
     page_factor: float | None = None
     """Bytes that parts read over those of their undivided chunks; None: not known, or not divided."""
+    smaller: Callable[[], str] | None = None
+    """Returns what makes chunks smaller, as an advice, or "" if nothing does; asked only if a warning needs it. None:
+    only another layout does, unless the chunks are parts."""
 
 
 def advise(plan: EpochPlan, sizes: Sizes, *, read_factor: float, mixing: Mixing) -> tuple[str, ...]:
@@ -220,8 +238,20 @@ def advise(plan: EpochPlan, sizes: Sizes, *, read_factor: float, mixing: Mixing)
 
 
 def _smaller(plan: EpochPlan, sizes: Sizes) -> str:
-    """Return the advice for chunks that are too large: an alternative that ends in ", or ", and nothing for parts."""
-    return "" if plan.order.parts else f"write smaller {sizes.part_noun}s, or "
+    """Return the advice for chunks that are too large: an alternative that ends in ", or ", or nothing."""
+    if sizes.smaller is not None:
+        advice = sizes.smaller()
+    else:
+        advice = "" if plan.order.parts else f"write smaller {sizes.part_noun}s"
+    return advice and f"{advice}, or "
+
+
+def _noun(plan: EpochPlan, sizes: Sizes) -> str:
+    return f"part of a {sizes.part_noun}" if plan.order.parts else sizes.part_noun
+
+
+def _nouns(plan: EpochPlan, sizes: Sizes) -> str:
+    return f"parts of {sizes.part_noun}s" if plan.order.parts else f"{sizes.part_noun}s"
 
 
 def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
@@ -229,18 +259,19 @@ def _reads(plan: EpochPlan, sizes: Sizes, read_factor: float) -> str | None:
         return None
     what = f"all ranks together read {read_factor:.2f} times the bytes needed"
     if plan.order.is_line:
-        return f"{what}: {plan.share.world} ranks share few chunks; write smaller {sizes.part_noun}s"
+        nouns = f"{sizes.part_noun}s"
+        return f"{what}: {plan.share.world} ranks share few {nouns}; write smaller {nouns}"
     cure = fitting_lanes(plan, sizes)
     if cure is None or cure.factor > max(READ_FACTOR, WORTHWHILE * read_factor):
         return f"{what}, and no number of lanes helps: {_smaller(plan, sizes)}use fewer ranks"
     lanes, world = plan.order.lanes or 1, plan.share.world
     not_divided = f"{world} ranks do not divide {lanes} lane{'s' if lanes > 1 else ''}"
-    why = not_divided if lanes % world else f"{lanes} lanes cut too many chunks"
+    why = not_divided if lanes % world else f"{lanes} lanes cut too many {_nouns(plan, sizes)}"
     text = f"{what}: {why}; start the run with lanes={cure.lanes}"
     if cure.shuffle_bytes > sizes.shuffle_bytes:
         text += f" and shuffle_bytes={-(-cure.shuffle_bytes // (1 << 20))} << 20"
     if cure.factor > READ_FACTOR:
-        text += f", which only lowers it to {cure.factor:.2f}: the dataset has too few chunks for more"
+        text += f", which only lowers it to {cure.factor:.2f}: the dataset has too few {_nouns(plan, sizes)} for more"
     return text
 
 
@@ -280,16 +311,12 @@ def _factor(plan: EpochPlan, sizes: Sizes, lanes: int) -> float:
 
 def _mixing(plan: EpochPlan, sizes: Sizes, mixing: Mixing) -> str | None:
     lanes, block = plan.order.lanes or 1, plan.order.block or 1
-    if mixing.groups is None or mixing.permuted is None:
-        return None
-    enough = min(FEW_CHUNKS, plan.share.batch_size)
-    if mixing.groups >= (min(enough, mixing.permuted) if plan.order.parts else enough) - 0.5:
+    if mixing.groups is None or mixing.permuted is None or not mixing.is_poor(plan.share.batch_size):
         return None
     if lanes == 1 and block >= plan.total_rows:
         return None  # a true permutation: nothing mixes better
-    noun = f"{sizes.part_noun}s" if plan.order.parts else "chunks"
     return (
-        f"a batch draws from about {mixing.groups:.0f} {noun} only (under a true permutation from "
+        f"a batch draws from about {_count(round(mixing.groups), sizes.part_noun)} only (under a true permutation from "
         f"{mixing.permuted:,.0f}), so its rows are poorly mixed: {_smaller(plan, sizes)}start the run with a larger "
         "shuffle_bytes or more lanes"
     )
@@ -303,7 +330,7 @@ def _large_chunk(plan: EpochPlan, sizes: Sizes) -> str | None:
     if size <= sizes.shuffle_bytes:
         return None
     return (
-        f"a chunk of {largest:,} rows has {size:,} bytes, more than the whole shuffle buffer of "
+        f"a {_noun(plan, sizes)} of {largest:,} rows has {size:,} bytes, more than the whole shuffle buffer of "
         f"{sizes.shuffle_bytes:,}: {_smaller(plan, sizes)}start the run with a larger shuffle_bytes"
     )
 
@@ -410,6 +437,11 @@ class Mixing(NamedTuple):
     groups: float | None
     permuted: float | None
     """Undivided chunks under a true permutation of all rows."""
+
+    def is_poor(self, batch_size: int) -> bool:
+        """Tell whether a batch draws from few undivided chunks, and from fewer than under a true permutation."""
+        groups, permuted = self.groups or 0.0, self.permuted or 0.0
+        return groups < min(FEW_GROUPS, batch_size, permuted) - 0.5 and groups < AS_RANDOM * permuted
 
     @classmethod
     def of(cls, plan: LanePlan, groups: NDArray[np.int64]) -> Mixing:

@@ -202,7 +202,7 @@ def test_only_new_and_changed_files_are_scanned_again(folder, monkeypatch):
 
 def test_a_pattern_adds_to_the_index_of_its_folder(folder):
     index_pages(f"{folder}/0*.parquet", beside=True)
-    with pytest.warns(PenstockWarning, match=r"2\.parquet is not listed in the index .*: run `penstock index` again"):
+    with pytest.warns(PenstockWarning, match=rf"2\.parquet is not listed in .* run `penstock index --beside {folder}`"):
         assert not order_of(folder).scanned
     assert order_of(f"{folder}/0.parquet").scanned
     index_pages(f"{folder}/2*.parquet", beside=True)
@@ -213,7 +213,9 @@ def test_a_file_that_was_written_again_is_never_read_by_its_old_index(folder):
     index_pages(folder, beside=True)
     write_file(folder / "0.parquet", 7, data_page_size=1 << 18, write_batch_size=32)
     with pytest.warns(
-        PenstockWarning, match=r"0.parquet has changed since its pages were indexed: run `penstock index`"
+        PenstockWarning,
+        match=r"0.parquet has changed since its pages were indexed, so row groups without an offset index are read "
+        rf"whole, in all files: run `penstock index --beside {folder}` again",
     ):
         assert not order_of(folder).scanned
     wanted = sorted(i for number in (7, 1, 2) for i in rows(number)["id"].to_pylist())
@@ -230,7 +232,9 @@ def test_a_damaged_index_is_ignored_with_a_warning_and_replaced(folder, damage):
         pq.write_table(pa.table({"file": ["a"]}), path)
     else:
         path.write_bytes(data[:-100] if damage == "cut" else data[:-60] + b"x" * 60)
-    with pytest.warns(PenstockWarning, match=rf"{SIDECAR} cannot be read .*; run `penstock index` again"):
+    with pytest.warns(
+        PenstockWarning, match=rf"{SIDECAR} cannot be read .*; run `penstock index --beside {folder}` again"
+    ):
         assert not order_of(folder).scanned
     assert index_pages(folder, beside=True).scanned == 2
     assert order_of(folder).scanned
@@ -346,7 +350,7 @@ class TestStores:
     def test_parts_need_an_index(self, url):
         assert not order_of(url).parts
         with pytest.raises(
-            PlanError, match=r"2 large row groups of memory:.*run `penstock index memory:.*indexed` once"
+            PlanError, match=r"2 large row groups of memory:.*run `penstock index memory:.*indexed` on every host"
         ):
             order_of(url, parts=True)
 
@@ -362,8 +366,16 @@ class TestStores:
         state = penstock.open(url).loader(**OPTIONS, parts=True).state_dict()
         for name in os.listdir(cache_folder):
             os.unlink(cache_folder / name)
-        with pytest.raises(StateMismatch, match=r"cannot resume: .*run `penstock index memory:"):
+        cure = r"run `penstock index memory:.*`penstock index --beside memory:.*a new run can also load with parts=None"
+        with pytest.raises(StateMismatch, match=rf"cannot resume: .*{cure}") as found:
             penstock.open(url).loader(**OPTIONS).load_state_dict(state)
+        assert "write_page_index" not in str(found.value)  # that makes other files
+
+    def test_a_changed_file_is_named_and_not_read_by_parts(self, url):
+        index_pages(url)
+        write_file("/indexed/1.parquet", 5, filesystem=fsspec.filesystem("memory"))
+        with pytest.raises(PlanError, match=r"indexed/1\.parquet has changed since .*run `penstock index memory:"):
+            order_of(url, parts=True)
 
 
 class TestAdvice:

@@ -16,7 +16,7 @@ import numpy as np
 from pyarrow.fs import LocalFileSystem
 
 from penstock.dataset.catalog import threads_for
-from penstock.dataset.page_sidecar import StoredPages, key_of
+from penstock.dataset.page_sidecar import StoredPages, index_command, key_of
 from penstock.dataset.pages import part_facts, why_whole
 from penstock.dataset.parts import may_be_divided, part_borders
 from penstock.errors import BadFile, FileChanged, MetadataError, PenstockWarning, PlanError, users_level
@@ -143,29 +143,40 @@ def find_pages(source: ParquetSource, division: Division, *, scan: bool) -> Stor
         missing = [chunk for chunk in missing if not stored.covers(unindexed[chunk].key, unindexed[chunk].number)]
         if not missing:
             return stored
+    roots = _roots(source, missing)
     url, first_path = _url(roots[0]), unindexed[missing[0]].key[0]
-    if stored.paths:
-        old = "has changed since its pages were indexed"
-        wrong = old if first_path in stored.paths else "is not listed in the index of pages, as others are"
-        _warn(division, f"{first_path} {wrong}: run `penstock index` again for {url}")
     is_local = all(isinstance(root.fs, LocalFileSystem) for root in roots)
     wrong = (
         f"{len(missing):,} large row groups of {url} have no offset index, which says where their pages begin (first "
         f"in {first_path})"
     )
-    if scan and not is_local:
-        raise PlanError(
-            f"{wrong}; run `penstock index {url}` once to find them, or write the files with write_page_index=True, or "
-            "load with parts=None to shuffle whole row groups"
+    if stored.paths:
+        is_old = first_path in stored.paths
+        why = (
+            "has changed since its pages were indexed"
+            if is_old
+            else "is not listed in the index of pages, as others are"
         )
-    large = [chunk for chunk in missing if unindexed[chunk].num_bytes > LARGE_BYTES]
-    if not scan and len(large) > FEW_GROUPS:
+        wrong = f"{first_path} {why}"
+    beside, cached = (index_command(roots[0], beside=beside) for beside in (True, False))
+    if not scan and stored.paths:
+        _warn(
+            division, f"{wrong}, so row groups without an offset index are read whole, in all files: run {beside} again"
+        )
+    elif not scan and sum(unindexed[chunk].num_bytes > LARGE_BYTES for chunk in missing) > FEW_GROUPS:
         cure = " or load with parts=True," if is_local else ""
         _warn(
             division,
-            f"{wrong}, so they are shuffled as a whole, few at a time: run `penstock index --beside {url}` once,{cure} "
-            "to read them in parts; pyarrow writes such an index with write_page_index=True",
+            f"{wrong}, so they are shuffled as a whole, few at a time: run {beside} once,{cure} to read them in parts; "
+            "pyarrow writes such an index with write_page_index=True",
         )
+    elif scan and not is_local:
+        raise PlanError(
+            f"{wrong}; run {cached} on every host, or {beside} for all of them, to find their pages; a new run can "
+            "also load with parts=None, which shuffles whole row groups"
+        )
+    elif stored.paths:
+        _warn(division, f"{wrong}, so its page headers are read again by every run: run {cached} again")
     return stored if scan else None
 
 

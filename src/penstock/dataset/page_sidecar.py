@@ -77,13 +77,19 @@ def sidecar_place(root: Root, *, beside: bool) -> tuple[Root, str]:
     return Root(LocalFileSystem(), folder), posixpath.join(folder, f"{name}.parquet")
 
 
-def read_sidecar(place: Root, path: str) -> pa.Table | None:
-    """Return the stored table; None if there is none.
+def index_command(root: Root, *, beside: bool) -> str:
+    """Return the command that stores the pages of a dataset, for messages."""
+    return f"`penstock index {'--beside ' if beside else ''}{root.store.url(root.path)}`"
+
+
+def read_sidecar(root: Root, *, beside: bool) -> pa.Table | None:
+    """Return what is stored about the files below a folder, beside it or in the cache; None if there is nothing.
 
     Raises:
         MetadataError: it is damaged, or of another version.
         StoreUnavailable, StoreRefused: the store does not answer, or denies access.
     """
+    place, path = sidecar_place(root, beside=beside)
     try:
         size = place.store.stat(path).size or 0
         data = place.store.read_ranges(path, [(0, size)])[0]
@@ -98,8 +104,8 @@ def read_sidecar(place: Root, path: str) -> pa.Table | None:
     except READ_ERRORS as exc:
         wrong = (str(exc).strip() or type(exc).__name__).splitlines()[0]
         raise MetadataError(
-            f"the index of pages at {place.store.url(path)} cannot be read ({wrong}); run `penstock index` again, or "
-            "delete it"
+            f"the index of pages at {place.store.url(path)} cannot be read ({wrong}) and is not used; run "
+            f"{index_command(root, beside=beside)} again, or delete it"
         ) from exc
     return table
 
@@ -152,10 +158,10 @@ class StoredPages:
             MetadataError, StoreUnavailable: as `read_sidecar`.
         """
         for root in roots:
-            place, path = sidecar_place(root, beside=beside)
             with contextlib.suppress(StoreRefused):  # some stores refuse to say that a file is not there
-                table = read_sidecar(place, path)
+                table = read_sidecar(root, beside=beside)
                 if table is not None:
+                    place, path = sidecar_place(root, beside=beside)
                     self.add(root, place.store.url(path), table)
 
     def add(self, root: Root, url: str, table: pa.Table) -> None:
@@ -201,6 +207,6 @@ class StoredPages:
             found = make_page_index(chunk, np.cumsum(counts) - counts, offsets, sizes)
         except (DamagedPages, ValueError, TypeError) as exc:
             raise DamagedPages(
-                f"what {stored.url} says about its pages does not fit ({exc}): run `penstock index` again"
+                f"what {stored.url} says about its pages does not fit ({exc}); delete it, run `penstock index` again"
             ) from exc
         return PageIndex(found.rows, found.offsets, found.start, used)

@@ -129,7 +129,7 @@ def _index_root(source: ParquetSource, root: Root, unindexed: Mapping[int, Unind
     place, path = sidecar_place(root, beside=beside)
     url, before, stored = place.store.url(path), SIDECAR_SCHEMA.empty_table(), StoredPages()
     with contextlib.suppress(MetadataError):  # damaged: replaced
-        before = read_sidecar(place, path) or before
+        before = read_sidecar(root, beside=beside) or before
     stored.add(root, url, before)
     missing = [chunk for chunk, one in unindexed.items() if not stored.covers(one.key, one.number)]
     kept = [*_kept(before, source, root, {one.key for one in unindexed.values()})]

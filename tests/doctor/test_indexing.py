@@ -298,6 +298,59 @@ def test_a_dataset_with_offset_indexes_needs_no_other(tmp_path, capsys):
     assert os.listdir(tmp_path) == ["a.parquet"]
 
 
+class TestRowGroupsThatCannotBeDivided:
+    """Row groups without an offset index that no scan can divide are counted, with the column and the reason."""
+
+    @pytest.fixture
+    def lists(self, tmp_path):
+        """Two row groups of 8 MB, mostly a column of lists."""
+        path = tmp_path / "lists"
+        path.mkdir()
+        table = pa.table({"id": np.arange(800), "emb": [*np.random.default_rng(0).random((800, 2_500))]})
+        pq.write_table(table, path / "a.parquet", row_group_size=400, use_dictionary=False)
+        return path
+
+    @pytest.fixture
+    def large_pages(self, tmp_path):
+        """A row group of 8 MB in two pages."""
+        path = tmp_path / "large_pages"
+        path.mkdir()
+        write_file(path / "a.parquet", data_page_size=5 << 20)
+        return path
+
+    @pytest.fixture
+    def lists_beside_images(self, tmp_path):
+        """A row group of 10 MB whose images could be read in parts, and whose lists would be read again for each."""
+        path = tmp_path / "beside"
+        path.mkdir()
+        table = rows(0).append_column("points", pa.array([*np.random.default_rng(0).random((ROWS, 500))]))
+        pq.write_table(table, path / "a.parquet", data_page_size=1 << 19, write_batch_size=64)
+        return path
+
+    def test_by_the_command(self, lists, large_pages, folder, capsys):
+        assert main(["index", str(lists)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("nothing to index\n2 row groups without an offset index cannot be read in parts: column")
+        assert "'emb', it holds lists and has no offset index" in out
+        found = index_pages([*sorted(folder.glob("[02].parquet")), large_pages / "a.parquet"])
+        assert (found.row_groups, [*found.undivided.values()]) == (2, [1])
+        assert "1 row group without an offset index cannot be read in parts: column 'image', its pages are" in str(
+            found
+        )
+
+    def test_by_a_loader_that_was_asked_for_parts(self, lists, large_pages, lists_beside_images):
+        with pytest.warns(PenstockWarning, match=r"2 of the 2 row groups .*Column 'emb': it holds lists .*a\.parquet"):
+            assert not order_of(lists, parts=True).parts
+        with pytest.warns(PenstockWarning, match=r"Column 'points': it holds lists"):
+            assert not order_of(lists_beside_images, parts=True).parts
+        with pytest.warns(PenstockWarning, match=r"Column 'image': its pages are so large"):
+            assert not order_of(large_pages, parts=True).parts
+
+    @pytest.mark.filterwarnings("error::penstock.errors.PenstockWarning")
+    def test_not_by_one_that_was_not(self, lists):
+        order_of(lists)
+
+
 def test_the_command_stores_where_it_says(folder, capsys, cache_folder):
     assert main(["index", str(folder)]) == 0
     assert f"stored in {cache_folder}" in capsys.readouterr().out
@@ -406,9 +459,9 @@ class TestAdvice:
         order_of(folder)
 
     def test_a_large_column_that_cannot_be_read_by_pages(self, tmp_path):
-        table = pa.table({"x": [np.arange(2_000, dtype=np.int64) + i for i in range(800)]})
-        pq.write_table(table, tmp_path / "a.parquet", row_group_size=200, use_dictionary=False)
+        table = pa.table({"x": [*np.random.default_rng(0).random((1_600, 2_000))]})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=400, use_dictionary=False)
         with pytest.warns(
-            PenstockWarning, match=r"4 large row groups .*column 'x\..*' cannot be read in parts, since it holds lists"
+            PenstockWarning, match=r"4 of the 4 row groups .* cannot be read in parts .*Column 'x': it holds lists"
         ):
             assert not order_of(tmp_path).parts

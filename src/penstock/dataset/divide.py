@@ -48,6 +48,15 @@ class Unindexed(NamedTuple):
     """Before compression."""
 
 
+class Whole(NamedTuple):
+    """Why a row group without an offset index cannot be divided."""
+
+    column: str
+    why: str
+    num_bytes: int
+    """Before compression."""
+
+
 class Division(NamedTuple):
     """How row groups are divided, by the number of their chunk."""
 
@@ -55,8 +64,8 @@ class Division(NamedTuple):
     """Borders of the parts of chunks that offset indexes in the files divide: first rows, and the number of rows."""
     unindexed: dict[int, Unindexed]
     """Chunks that are not divided for want of an offset index."""
-    whole: dict[int, tuple[str, str]]
-    """Large chunks that cannot be divided: the column, and why."""
+    whole: dict[int, Whole]
+    """Large chunks without an offset index that cannot be divided, not even after a scan."""
     told: set[str]
     """Warnings that were given about the dataset."""
 
@@ -97,14 +106,14 @@ def _divide(source: ParquetSource) -> Division:
         if len(borders) > 2:
             found.indexed[chunk] = borders
             return
-        if footer.leaves and all(leaf.pages for leaf in footer.leaves):  # a scan would find nothing new
+        if all(leaf.pages for leaf in footer.leaves):  # it is too small, or a scan would find nothing new
             return
         borders = part_borders(part_facts(group, scan=True))
         num_bytes = int(group.index.chunks.uncompressed_bytes[group.number].sum())
         if len(borders) > 2:
             found.unindexed[chunk] = Unindexed(borders, key_of(group), group.number, num_bytes)
-        elif num_bytes > LARGE_BYTES and (why := why_whole(group)) is not None:
-            found.whole[chunk] = why
+        elif may_be_divided(num_bytes / 2, footer.leaves[0].num_bytes / 2):
+            found.whole[chunk] = Whole(*why_whole(group), num_bytes)
 
     large = np.flatnonzero(is_large)
     if len(large):
@@ -122,14 +131,14 @@ def find_pages(source: ParquetSource, division: Division, *, scan: bool) -> Stor
     Raises:
         PlanError: they should be scanned, and are not on a local disk.
     """
-    if len(division.whole) > FEW_GROUPS:
-        first = min(division.whole)
-        column, why = division.whole[first]
+    whole = [chunk for chunk, one in division.whole.items() if scan or one.num_bytes > LARGE_BYTES]
+    if len(whole) > (0 if scan else FEW_GROUPS):
+        column, why, _ = division.whole[min(whole)]
         _warn(
             division,
-            f"{len(division.whole):,} large row groups of {_url(_roots(source, division.whole)[0])} are shuffled as a "
-            f"whole, few at a time: column {column!r} cannot be read in parts, since {why} (first in "
-            f"{source.locate(first)})",
+            f"{len(whole):,} of the {len(source.facts.chunk_rows):,} row groups of {_url(_roots(source, whole)[0])} "
+            f"cannot be read in parts and will be shuffled as a whole. Column {column!r}: {why} (first in "
+            f"{source.locate(min(whole))})",
         )
     unindexed, stored, missing = division.unindexed, StoredPages(), sorted(division.unindexed)
     if not missing:
@@ -158,25 +167,25 @@ def find_pages(source: ParquetSource, division: Division, *, scan: bool) -> Stor
             else "is not listed in the index of pages, as others are"
         )
         wrong = f"{first_path} {why}"
-    beside, cached = (index_command(roots[0], beside=beside) for beside in (True, False))
+    shared, own = (index_command(roots[0], beside=where) for where in (True, False))
     if not scan and stored.paths:
         _warn(
-            division, f"{wrong}, so row groups without an offset index are read whole, in all files: run {beside} again"
+            division, f"{wrong}, so row groups without an offset index are read whole, in all files: run {shared} again"
         )
     elif not scan and sum(unindexed[chunk].num_bytes > LARGE_BYTES for chunk in missing) > FEW_GROUPS:
         cure = " or load with parts=True," if is_local else ""
         _warn(
             division,
-            f"{wrong}, so they are shuffled as a whole, few at a time: run {beside} once,{cure} to read them in parts; "
+            f"{wrong}, so they are shuffled as a whole, few at a time: run {shared} once,{cure} to read them in parts; "
             "pyarrow writes such an index with write_page_index=True",
         )
     elif scan and not is_local:
         raise PlanError(
-            f"{wrong}; run {cached} on every host, or {beside} for all of them, to find their pages; a new run can "
+            f"{wrong}; run {own} on every host, or {shared} for all of them, to find their pages; a new run can "
             "also load with parts=None, which shuffles whole row groups"
         )
     elif stored.paths:
-        _warn(division, f"{wrong}, so its page headers are read again by every run: run {cached} again")
+        _warn(division, f"{wrong}, so its page headers are read again by every run: run {own} again")
     return stored if scan else None
 
 

@@ -31,7 +31,7 @@ from penstock.dataset.page_index import (
     read_page_header,
     scan_pages,
 )
-from penstock.dataset.parts import PAGE_BYTES, LeafFacts, PartFacts, may_be_divided
+from penstock.dataset.parts import MOST_READ, PAGE_BYTES, LeafFacts, PartFacts, may_be_divided
 from penstock.dataset.read import verifying
 from penstock.dataset.sizes import plain_bytes
 from penstock.dataset.thrift import ThriftError
@@ -296,18 +296,29 @@ def _leaf_facts(group: StoredRowGroup, leaf: int, *, scan: bool) -> LeafFacts:
     return LeafFacts(num_bytes, found.data_pages, int(found.dictionary_bytes * min(1, uses)))
 
 
-def why_whole(group: StoredRowGroup) -> tuple[str, str] | None:
-    """Return the largest column and why it cannot be read by pages, not even after a scan; None if it can."""
-    chunks = group.index.chunks
-    widest = int(np.argmax(chunks.compressed_bytes[group.number]))
-    path = chunks.leaves[widest].path
-    try:
-        found = ChunkPages.of(group.index.tail, chunks, group.number, widest, num_rows=group.num_rows)
-    except Unsplittable as exc:
-        return path, str(exc)
-    except (ThriftError, DamagedPages) as exc:
-        raise group.index.damaged(exc) from exc
-    return None if found.index is not None or found.can_be_scanned else (path, LISTS_WITHOUT_INDEX)
+def why_whole(group: StoredRowGroup) -> tuple[str, str]:
+    """Return the column for which a row group is not divided, not even after a scan, and why.
+
+    Raises:
+        BadFile: the footer is damaged.
+    """
+    chunks, stored = group.index.chunks, group.index.chunks.compressed_bytes[group.number].astype(np.int64)
+    by_size = np.argsort(-stored, kind="stable")
+    widest, why = int(by_size[0]), "its pages are so large that parts would read much of it twice"
+    for leaf in by_size[:_LARGE].tolist():
+        if leaf != widest and stored[leaf] <= (MOST_READ - 1) * stored.sum():  # it could be read for two parts
+            break
+        try:
+            found = ChunkPages.of(group.index.tail, chunks, group.number, leaf, num_rows=group.num_rows)
+            if found.index is None and not found.can_be_scanned:
+                raise Unsplittable(LISTS_WITHOUT_INDEX)
+        except Unsplittable as exc:
+            widest, why = leaf, str(exc)
+            break
+        except (ThriftError, DamagedPages) as exc:
+            raise group.index.damaged(exc) from exc
+    names = (name for name in group.index.schema.names if widest in chunks.below(name))
+    return next(names, chunks.leaves[widest].path), why
 
 
 def narrow_columns(pages: RowGroupPages, borders: NDArray[np.int64], most: float = 0.5) -> list[str]:

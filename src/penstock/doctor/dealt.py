@@ -58,7 +58,7 @@ def find_dealt(source: Source) -> Dealt:
     if division.unindexed and not (split is not None and split.scanned):
         unindexed = {chunk: one.borders for chunk, one in division.unindexed.items()}
         indexed = _divided(rows, {**division.indexed, **unindexed})
-    why = next((f"column {name!r} cannot be read in parts: {why}" for name, why in division.whole.values()), None)
+    why = next((f"column {one.column!r} cannot be read in parts: {one.why}" for one in division.whole.values()), None)
     return Dealt(now, indexed, why)
 
 

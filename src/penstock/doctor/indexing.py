@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +32,7 @@ from penstock.dataset.page_sidecar import (
 from penstock.dataset.pages import open_pages
 from penstock.dataset.parquet import as_parquet
 from penstock.dataset.read import FileTouched
-from penstock.display import size_text
+from penstock.display import count_text, size_text
 from penstock.errors import MetadataError
 from penstock.progress import progress
 
@@ -55,21 +56,29 @@ class IndexedPages:
     num_bytes: int
     """Bytes of all of them."""
     row_groups: int
-    """Large row groups without an offset index."""
+    """Row groups without an offset index that can be read in parts by the stored one."""
     scanned: int
     """Row groups whose page headers were read now; the others were listed already."""
     pages: int
     """Pages that were found in them."""
     whole: Mapping[str, str]
     """Columns that are read whole all the same, and why."""
+    undivided: Mapping[tuple[str, str], int]
+    """How many other large row groups without an offset index cannot be read in parts, by column and reason."""
 
     def __str__(self) -> str:
+        others = [
+            f"{count_text(count, 'row group')} without an offset index cannot be read in parts: column {name!r}, {why}"
+            for (name, why), count in self.undivided.items()
+        ]
         if not self.row_groups:
-            return "nothing to index: all row groups have an offset index, or are too small to be read in parts"
+            small = "all row groups have an offset index, or are too small to be read in parts"
+            return "\n".join(["nothing to index" if others else f"nothing to index: {small}", *others])
         new, old = f"{self.pages:,} pages found in {self.scanned:,}", self.row_groups - self.scanned
         lines = [
-            f"{self.row_groups:,} row groups without an offset index: {new}, {old:,} listed before",
+            f"{count_text(self.row_groups, 'row group')} to be read in parts: {new}, {old:,} listed before",
             *(f"column {name!r} is read whole: {why}" for name, why in self.whole.items()),
+            *others,
             f"stored in {', '.join(self.paths)} ({size_text(self.num_bytes)})",
         ]
         return "\n".join(lines)
@@ -105,7 +114,8 @@ def index_pages(
     """
     opened = open_dataset(source, storage_options=storage_options, filesystem=filesystem)
     files = as_parquet(opened.source)
-    unindexed = divide(files).unindexed
+    division = divide(files)
+    unindexed = division.unindexed
     roots: dict[int, tuple[Root, list[int]]] = {}
     for chunk in sorted(unindexed):
         root = files.entries[files.facts.chunk_file[chunk]].root
@@ -121,6 +131,7 @@ def index_pages(
         sum(one.scanned for one in done),
         sum(one.pages for one in done),
         {name: why for one in done for name, why in one.whole.items()},
+        Counter((one.column, one.why) for one in division.whole.values()),
     )
 
 
@@ -141,7 +152,7 @@ def _index_root(source: ParquetSource, root: Root, unindexed: Mapping[int, Unind
     else:
         num_bytes = place.store.stat(path).size or 0
     whole = {name: why for one in found for name, why in one.whole.items()}
-    return IndexedPages((url,), num_bytes, len(unindexed), len(missing), sum(one.pages for one in found), whole)
+    return IndexedPages((url,), num_bytes, len(unindexed), len(missing), sum(one.pages for one in found), whole, {})
 
 
 def _kept(table: pa.Table, source: ParquetSource, root: Root, current: Collection[FileKey]) -> Iterator[pa.Table]:

@@ -94,9 +94,22 @@ def test_info_and_plan_know_the_parts_of_large_row_groups(tmp_path: Path, capsys
             pa.table({"cell": cells}), tmp_path / name / "a.parquet", write_page_index=index, write_batch_size=1,
             data_page_size=1, use_dictionary=False,
         )  # fmt: skip
+    several = tmp_path / "several"
+    several.mkdir()
+    pq.write_table(
+        pa.table({"cell": cells}), several / "a.parquet", row_group_size=20, write_page_index=True, write_batch_size=1,
+        data_page_size=1, use_dictionary=False,
+    )  # fmt: skip
+    advice = output(capsys, "info", str(several)).splitlines()[-1]
+    assert re.search(r"row groups of 20.0 MiB on disk are shuffled in \d\d parts", advice), "few row groups, many parts"
     indexed, plain = str(tmp_path / "indexed"), str(tmp_path / "plain")
-    assert re.search(r"advice .* large, but shuffled in \d+ parts of ", output(capsys, "info", indexed))
-    assert re.search(r"advice .* are large: few fit", output(capsys, "info", plain))
+    assert re.search(
+        r"advice .* on disk are shuffled in \d+ parts of [\d.]+ MiB on disk", output(capsys, "info", indexed)
+    )
+    assert re.search(
+        r"advice .* shuffled in \d+ parts once `penstock index --beside URL` has found their pages, or with parts=True",
+        output(capsys, "info", plain),
+    )
     assert re.search(r"rows +80 in \d+ parts of 1 row group,", output(capsys, "plan", indexed, "--shuffle"))
     assert "rows     80 in 1 row group\n" in output(capsys, "plan", indexed, "--shuffle", "--parts", "no")
     assert "rows     80 in 1 row group\n" in output(capsys, "plan", plain, "--shuffle")

@@ -73,6 +73,7 @@ def test_too_few_row_groups_for_the_ranks(tmp_path: Path) -> None:
     assert few.numbers["read_factor"] > 4 > 1.3 > few.numbers["read_factor_rewritten"]
     assert report.rewrite_command == f"penstock rewrite {tmp_path}/d OUT --row-group-bytes 4KiB"
     assert "lanes=16" in few.cure
+    assert few.what == "only 5 row groups for 16 ranks"
     assert "few-row-groups" not in codes(examine(tmp_path / "d", world=1, **SMALL))
     [one] = examine(make(tmp_path / "one", ROWS), world=4, row_group_bytes=1 << 14).problems  # all fits the window
     assert (one.code, round(one.numbers["read_factor"])) == ("few-row-groups", 4)
@@ -131,6 +132,14 @@ def test_large_row_groups_that_are_read_in_parts_are_not_found(tmp_path: Path) -
     report = examine(make_cells(tmp_path / "d", index=True), **CELLS)
     assert codes(report) == {"sorted-by-label": "advice", "no-schema": "advice"}
     assert "smaller row groups" not in str(report)
+    assert "--shuffle" in (report.rewrite_command or ""), (
+        "shuffle=True mixes labels, but less than a random choice does"
+    )
+    better = examine(tmp_path / "d", **CELLS | {"shuffle_bytes": 3 << 20})
+    [label] = [finding for finding in better.findings if finding.code == "sorted-by-label"]
+    assert label.numbers["shuffled"] > 0.9 * label.numbers["random"]
+    assert label.cure == "train with shuffle=True"
+    assert better.rewrite_command is None
     plan = penstock.open(tmp_path / "d").plan(batch_size=64, shuffle=True, shuffle_bytes=1 << 20)
     assert plan.order.parts
     assert plan.warnings == ()
@@ -150,11 +159,25 @@ def test_large_row_groups_without_an_offset_index_lose_their_mixing_until_they_a
         assert "penstock index --beside URL" in finding.cure
     assert "write_page_index=True" in large.cure
     assert report.rewrite_command is None, "an index is enough"
+    assert report.to_json()["index_command"] == report.index_command == f"penstock index --beside {tmp_path}/d"
+    assert str(report).splitlines()[-1] == f"cure     {report.index_command}"
     index_pages(tmp_path / "d", beside=True)
     after = examine(tmp_path / "d", **CELLS)
+    assert after.index_command is None
     assert codes(after) == {"sorted-by-label": "advice", "no-schema": "advice"}
     [sorted_by_label] = [finding for finding in after.findings if finding.code == "sorted-by-label"]
     assert sorted_by_label.numbers["shuffled"] == pytest.approx(label.numbers["indexed"])
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_row_groups_of_about_the_wanted_size_are_not_called_large(tmp_path: Path) -> None:
+    report = examine(make_cells(tmp_path / "d", index=False), **CELLS | {"row_group_bytes": 240_000})
+    [finding] = [finding for finding in report.findings if finding.code == "large-row-groups"]
+    assert "are read whole" in finding.what
+    assert "penstock index --beside URL" in finding.cure
+    for text in ("smaller row groups", "rewritten", "is good"):
+        assert text not in str(finding)
+    assert report.rewrite_command is None
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -188,7 +211,7 @@ def test_too_few_parts_for_the_ranks_are_named_as_parts(tmp_path: Path) -> None:
     make_cells(tmp_path / "d", index=True)
     report = examine(tmp_path / "d", **CELLS | {"world": 300, "shuffle_bytes": 1 << 26})
     [finding] = [finding for finding in report.findings if finding.code == "few-row-groups"]
-    assert " parts of 16 row groups for 300 ranks are few" in finding.what
+    assert " parts of 16 row groups for 300 ranks" in finding.what
 
 
 def test_the_label_may_be_named(tmp_path: Path) -> None:
@@ -379,6 +402,9 @@ def test_a_label_that_is_a_folder(tmp_path: Path, rows: int) -> None:
     options = {"row_group_bytes": 64 << 10, "shuffle_bytes": 256 << 10}
     report = examine(tmp_path / "d", **options)
     assert "sorted-by-label" in codes(report)
+    if rows == 2_000:  # all rows fit the shuffle buffer
+        assert report.rewrite_command is None
+        return
     assert "--partition-by '' --shuffle" in (report.rewrite_command or "")
     assert any("the rewrite removes the partition folders of 'label'" in note for note in report.notes)
     assert examine(cured(report, tmp_path / "out"), **options).findings == ()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import penstock
-from penstock.display import schema_rows, size_text
-from penstock.errors import printable
+from penstock.display import count_text, schema_rows, size_text
+from penstock.errors import PenstockWarning, PlanError, printable
 from penstock.source import Splittable
 
 if TYPE_CHECKING:
@@ -95,17 +96,41 @@ def _advice(dataset: Dataset) -> str:
     if not num_groups:
         return "no rows: nothing to read"
     mean, noun = dataset.num_bytes / num_groups, dataset.source.facts.part_noun
+    few = num_groups < 16 and dataset.num_bytes > _LARGE_BYTES
+    if mean > _LARGE_BYTES or few:
+        parts = _parts(dataset)
+        if parts is not None:
+            return f"{noun}s of {size_text(mean)} on disk are {parts}"
     if mean > _LARGE_BYTES:
-        split = dataset.source.split(scan=None) if isinstance(dataset.source, Splittable) else None
-        if split is not None:
-            parts = f"{len(split.chunk):,} parts of {size_text(dataset.num_bytes / len(split.chunk))}"
-            return f"{noun}s of {size_text(mean)} are large, but shuffled in {parts} on average"
-        return f"{noun}s of {size_text(mean)} are large: few fit the shuffle buffer; aim at 16 MiB"
+        return f"{noun}s of {size_text(mean)} on disk are large: few fit the shuffle buffer; aim at 16 MiB"
     if mean < _SMALL_BYTES and num_groups > 64:
-        return f"{noun}s of {size_text(mean)} are small: starting a read costs more than the read; aim at 16 MiB"
-    if num_groups < 16 and dataset.num_bytes > _LARGE_BYTES:
-        return f"only {num_groups} {noun}s: a shuffle mixes few at a time; write more, smaller ones"
-    return f"{noun}s of {size_text(mean)} read and shuffle well"
+        return (
+            f"{noun}s of {size_text(mean)} on disk are small: starting a read costs more than the read; aim at 16 MiB"
+        )
+    if few:
+        return f"only {count_text(num_groups, noun)}: a shuffle mixes few at a time; write more, smaller ones"
+    return f"{noun}s of {size_text(mean)} on disk read and shuffle well"
+
+
+def _parts(dataset: Dataset) -> str | None:
+    """Return in which parts a shuffle reads row groups, or what is needed for that; None if they cannot be divided."""
+    source = dataset.source
+    if not isinstance(source, Splittable):
+        return None
+    with warnings.catch_warnings():  # what it warns of is said here
+        warnings.simplefilter("ignore", PenstockWarning)
+        split = source.split(scan=None)
+        if split is not None:
+            size = size_text(dataset.num_bytes / len(split.chunk))
+            return f"shuffled in {count_text(len(split.chunk), 'part')} of {size} on disk on average"
+        try:
+            split = source.split(scan=True)
+        except PlanError:  # not on this store, unless there is an index of pages
+            return "shuffled in parts once `penstock index --beside URL` has found their pages"
+    if split is None:
+        return None
+    parts = count_text(len(split.chunk), "part")
+    return f"shuffled in {parts} once `penstock index --beside URL` has found their pages, or with parts=True"
 
 
 def _row_groups(dataset: Dataset) -> str:

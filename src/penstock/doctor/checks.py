@@ -59,9 +59,11 @@ def check_groups(dealt: Dealt, rows: Rows, wanted: TrainingRun, aim: Aim) -> Ite
     typical, made = typical_rows(chunks.rows) * row_bytes, typical_rows(aim.counts) * rows.after
     now, then = wanted.plan(chunks, row_bytes), wanted.plan(Chunks(aim.counts), rows.after)
     indexed = None if dealt.indexed is None else wanted.plan(dealt.indexed, row_bytes)
-    is_large = typical > LARGE * wanted.row_group_bytes and made < WORTH_IT * typical
-    if is_large or (poorly_mixed(now) and not (poorly_mixed(then) and (indexed is None or poorly_mixed(indexed)))):
-        yield _large(typical, made, (now, then, indexed), wanted, dealt.whole)
+    is_large = typical > LARGE * wanted.row_group_bytes
+    smaller = made < WORTH_IT * typical and (is_large or not poorly_mixed(then))
+    by_index = indexed is not None and not poorly_mixed(indexed)
+    if (is_large and smaller) or (poorly_mixed(now) and (smaller or by_index)):
+        yield _large(typical, made if smaller else None, (now, then, indexed), wanted, dealt.whole)
     elif (
         chunks.groups is None
         and wanted.is_small(chunks.rows, row_bytes)
@@ -92,36 +94,39 @@ def note_lanes(chunks: Chunks, row_bytes: float, wanted: TrainingRun, aim: Aim) 
 
 
 def _large(
-    typical: float, made: float, plans: tuple[Plan, Plan, Plan | None], wanted: TrainingRun, whole: str | None
+    typical: float, made: float | None, plans: tuple[Plan, Plan, Plan | None], wanted: TrainingRun, whole: str | None
 ) -> Finding:
+    """Return the finding for row groups of `typical` bytes; `made`: those of a rewrite, None if it does not help."""
     now, then, indexed = plans
     mixing = (now.groups_per_batch or 0.0, then.groups_per_batch or 0.0)
-    read = READ_COST * typical, READ_COST * made
-    numbers = {"row_group_bytes": typical, "chunks_per_batch": mixing[0], "chunks_per_batch_rewritten": mixing[1]}
-    others, parts, why = f"rewritten: {mixing[1]:,.0f}", "", "" if whole is None else f"; {whole}"
-    cure = "write smaller row groups"
-    flags: tuple[str, ...] | None = ()
+    numbers = {"row_group_bytes": typical, "chunks_per_batch": mixing[0]}
+    what, why = f"row groups of {size_text(typical)} in memory", "" if whole is None else f"; {whole}"
+    others, reads, cures = [], [], []
     if indexed is not None:
         why = "; they have no offset index, so they are not read in parts"
         in_parts, random = indexed.groups_per_batch or 0.0, indexed.permuted_groups_per_batch or 0.0
         numbers |= {"chunks_per_batch_indexed": in_parts, "chunks_per_batch_permuted": random}
-        others = f"read in parts: {in_parts:,.0f}, under a true permutation: {random:,.0f}; {others}"
-        parts = f"in parts: {size_text(READ_COST * indexed.chunk_bytes)}; "
-        flags = None if not poorly_mixed(indexed) else ()
-        cure = (
-            f"{INDEX}; or write them with an offset index (pyarrow: write_page_index=True), or with smaller row groups"
-        )
+        others += [f"read in parts: {in_parts:,.0f}, under a true permutation: {random:,.0f}"]
+        reads += [f"in parts: {size_text(READ_COST * indexed.chunk_bytes)}"]
+        cures += [INDEX, "or write them with an offset index (pyarrow: write_page_index=True)"]
+    if made is not None:
+        numbers["chunks_per_batch_rewritten"] = mixing[1]
+        others += [f"rewritten: {mixing[1]:,.0f}"]
+        reads += [f"rewritten: {size_text(READ_COST * made)}"]
+        cures += ["or write smaller row groups" if cures else "write smaller row groups"]
+    by_index = indexed is not None and not poorly_mixed(indexed)
     return Finding(
         "large-row-groups",
         "problem" if poorly_mixed(now) or typical > wanted.shuffle_bytes else "advice",
-        f"row groups of {size_text(typical)} in memory are large; about {size_text(made)} is good",
+        f"{what} are read whole" if made is None else f"{what} are large; about {size_text(made)} is good",
         f"a shuffled batch of {wanted.batch_size:,} draws from about {count_text(round(mixing[0]), 'row group')} "
-        f"({others}); every read in flight takes about {size_text(read[0])} of memory "
-        f"({parts}rewritten: {size_text(read[1])}), and a shuffle buffer of {size_text(wanted.shuffle_bytes)} holds "
+        f"({'; '.join(others)}); every read in flight takes about {size_text(READ_COST * typical)} of memory "
+        f"({'; '.join(reads)}), and a shuffle buffer of {size_text(wanted.shuffle_bytes)} holds "
         f"{wanted.shuffle_bytes / typical:,.1f} row groups{why}",
-        cure,
+        "; ".join(cures),
         numbers,
-        flags,
+        None if by_index or made is None else (),
+        index=indexed is not None,
     )
 
 
@@ -149,19 +154,21 @@ def _few(plan: Plan, reads: tuple[ReadFactor, ReadFactor, ReadFactor | None], wa
     others, numbers = f"rewritten: {then.factor:.2f}", {"read_factor": now.factor, "read_factor_rewritten": then.factor}
     cure = f"write more and smaller row groups{_lanes(then)}; or use fewer ranks, or a larger shuffle_bytes"
     flags: tuple[str, ...] | None = ()
-    if indexed is not None and indexed.factor < WORTH_IT * now.factor:
+    by_index = indexed is not None and indexed.factor < WORTH_IT * now.factor
+    if indexed is not None and by_index:
         others, numbers["read_factor_indexed"] = f"read in parts: {indexed.factor:.2f}; {others}", indexed.factor
         cure = f"{INDEX}{_lanes(indexed)}; or {cure}"
         flags = None if indexed.factor <= READ_FACTOR else ()
     return Finding(
         "few-row-groups",
         "problem" if plan.num_chunks < wanted.world or now.factor >= 2 else "advice",
-        f"{chunks} for {count_text(wanted.world, 'rank')} are few",
+        f"only {chunks} for {count_text(wanted.world, 'rank')}",
         f"all ranks together read {now.factor:.2f} times the bytes needed in a shuffled epoch ({others}), because "
         "several of them read the same row groups",
         cure,
         numbers | {"world": wanted.world},
         flags,
+        index=by_index,
     )
 
 

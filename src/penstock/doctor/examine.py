@@ -129,8 +129,17 @@ def _judge(
         labels = list(check_label(opened, name, (wanted.plan(dealt.now, rows.memory), indexed), wanted))
     shuffle = any(finding.flags is not None for finding in labels)
     best = aim(rows, wanted, shuffle=shuffle)
-    found = [*found, *checks.check_groups(dealt, rows, wanted, best), *labels]
-    found += checks.check_file_sizes(facts, open_s, wanted, best.files)
+    others = [*found, *checks.check_groups(dealt, rows, wanted, best)]
+    others += checks.check_file_sizes(facts, open_s, wanted, best.files)
+    if not shuffle and any(finding.flags is not None for finding in others):
+        # The rows are written again in any case: shuffle them too, unless an index is all that they need.
+        labels = [finding if finding.index else replace(finding, flags=("--shuffle",)) for finding in labels]
+        shuffle = any(finding.flags is not None for finding in labels)
+        if shuffle:
+            best = aim(rows, wanted, shuffle=True)
+            others = [*found, *checks.check_groups(dealt, rows, wanted, best)]
+            others += checks.check_file_sizes(facts, open_s, wanted, best.files)
+    found = [*others, *labels]
     if best.dissolved and any(finding.flags is not None for finding in found):
         what = "shuffling inside each folder does not shuffle the dataset" if shuffle else "each has too few rows"
         notes.insert(0, f"the rewrite removes the partition folders of {', '.join(map(repr, best.dissolved))}: {what}")

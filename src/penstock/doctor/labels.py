@@ -17,6 +17,7 @@ from penstock.doctor.dealt import INDEX
 from penstock.doctor.facts import is_plain
 from penstock.doctor.report import Finding
 from penstock.errors import ColumnNotFound, PlanError, close_names
+from penstock.plan.plan import AS_RANDOM
 from penstock.source import Source, read_table
 
 if TYPE_CHECKING:
@@ -79,17 +80,20 @@ def check_label(source: Source, label: str, plans: tuple[Plan, Plan | None], wan
     found = mixture(groups, wanted.batch_size, plan.groups_per_batch)
     if found.labels < 2 or found.stored >= SORTED * found.random:
         return
-    poor = found.shuffled < SORTED * found.random
+    poor, good = found.shuffled < SORTED * found.random, found.shuffled >= AS_RANDOM * found.random
     numbers = {"stored": found.stored, "shuffled": found.shuffled, "random": found.random, "labels": found.labels}
     shuffle, in_parts = "shuffle once on disk", ""
-    flags: tuple[str, ...] | None = ("--shuffle",)
-    if poor and indexed is not None:
-        better = mixture(groups, wanted.batch_size, indexed.groups_per_batch)
-        in_parts, numbers["indexed"] = f" ({better.shuffled:.1f} if row groups are read in parts)", better.shuffled
-        if better.shuffled >= SORTED * better.random:
-            shuffle, flags = f"{INDEX}, and train with shuffle=True; or {shuffle}", None
+    flags: tuple[str, ...] | None = None if good else ("--shuffle",)
     if source.facts.constants:  # the rows of a folder stay together, shuffled or not
         shuffle += f", without the folders of {', '.join(map(repr, source.facts.constants))}"
+    cure = shuffle if poor else "train with shuffle=True" if good else f"train with shuffle=True, or {shuffle}"
+    by_index = False
+    if not good and indexed is not None:
+        better = mixture(groups, wanted.batch_size, indexed.groups_per_batch)
+        in_parts, numbers["indexed"] = f" ({better.shuffled:.1f} if row groups are read in parts)", better.shuffled
+        by_index = better.shuffled >= (SORTED if poor else AS_RANDOM) * better.random
+    if by_index:
+        cure, flags = f"{INDEX}, and train with shuffle=True; or {shuffle}", None
     yield Finding(
         "sorted-by-label",
         "problem" if poor else "advice",
@@ -97,9 +101,10 @@ def check_label(source: Source, label: str, plans: tuple[Plan, Plan | None], wan
         f"a batch of {wanted.batch_size:,} has {found.stored:.1f} labels as stored and with shuffle='groups', "
         f"{found.shuffled:.1f} with shuffle=True{in_parts}, {found.random:.1f} drawn from all rows "
         f"(of {found.labels:,})",
-        shuffle if poor else f"train with shuffle=True, or {shuffle}",
+        cure,
         numbers,
         flags,
+        index=by_index,
     )
 
 

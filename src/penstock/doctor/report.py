@@ -35,7 +35,10 @@ class Finding:
     numbers: dict[str, float]
     """The numbers of the effect, by name."""
     flags: tuple[str, ...] | None = None
-    """Options of `penstock rewrite` that fix it without side effects; None if rewriting does not help."""
+    """Options of `penstock rewrite` that fix it without side effects; None if rewriting does not help, or something
+    simpler does."""
+    index: bool = False
+    """Whether `penstock index --beside` fixes it."""
 
     def __str__(self) -> str:
         lines = [f"{self.severity:8} {printable(self.what)}"]
@@ -83,6 +86,13 @@ class DoctorReport:
         names = map(shlex.quote, self.sources or (self.url,))
         return " ".join(["penstock rewrite", *names, "OUT", *flags]) if curable else None
 
+    @property
+    def index_command(self) -> str | None:
+        """The command that fixes what an index of pages can fix; None if there is nothing."""
+        names = map(shlex.quote, self.sources or (self.url,))
+        found = any(finding.index for finding in self.findings)
+        return " ".join(["penstock index --beside", *names]) if found else None
+
     def __str__(self) -> str:
         counts = [(self.rows, "row"), (self.files, "file"), (self.row_groups, "row group")]
         held = ", ".join(count_text(number, word) for number, word in counts)
@@ -94,8 +104,8 @@ class DoctorReport:
         problems, others = len(self.problems), len(self.findings) - len(self.problems)
         found = f"{count_text(problems, 'problem')}, {others:,} of advice" if self.findings else "nothing is wrong"
         lines.append(f"result   {found}")
-        if self.rewrite_command is not None:
-            lines.append(f"cure     {printable(self.rewrite_command)}")
+        commands = (self.index_command, self.rewrite_command)
+        lines += [f"cure     {printable(command)}" for command in commands if command is not None]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -111,5 +121,6 @@ class DoctorReport:
             "open_s": self.open_s,
             "findings": [{name: getattr(finding, name) for name in _IN_JSON} for finding in self.findings],
             "notes": list(self.notes),
+            "index_command": self.index_command,
             "rewrite_command": self.rewrite_command,
         }

@@ -1,5 +1,6 @@
 """`penstock index`: pages of files without an offset index are found once, stored, and never used for other files."""
 
+import errno
 import fnmatch
 import glob
 import json
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import penstock
 from penstock.cli import main
@@ -21,7 +23,7 @@ from penstock.dataset.parquet import open_parquet
 from penstock.dataset.part_source import split_row_groups
 from penstock.dataset.read import CAN_VERIFY
 from penstock.doctor import index_pages
-from penstock.errors import BadFile, PenstockWarning, PlanError, StateMismatch
+from penstock.errors import BadFile, PenstockWarning, PlanError, StateMismatch, StoreRefused
 from penstock.storage.store import LocalStore
 from tests.dataset.random_tables import random_table, write_options
 from tests.depth import depth
@@ -356,6 +358,48 @@ def test_the_command_stores_where_it_says(folder, capsys, cache_folder):
     assert f"stored in {cache_folder}" in capsys.readouterr().out
     assert main(["index", str(folder), "--beside"]) == 0
     assert f"stored in {folder}/{SIDECAR}" in capsys.readouterr().out
+
+
+class _ReadOnly(MemoryFileSystem):
+    """A store that one may only read."""
+
+    cachable = False
+
+    def _open(self, path, mode="rb", **keywords):
+        if mode != "rb":
+            raise PermissionError(errno.EACCES, "no write access")
+        return super()._open(path, mode, **keywords)
+
+
+def test_a_store_that_may_not_be_written_to_names_the_cache():
+    fs = MemoryFileSystem()
+    fs.makedirs("/read_only", exist_ok=True)
+    write_file("/read_only/0.parquet", filesystem=fs)
+    try:
+        with pytest.raises(StoreRefused, match=r"run `penstock index memory:.*read_only` on every host.* parts=True"):
+            index_pages("/read_only", beside=True, filesystem=_ReadOnly())
+        assert index_pages("/read_only", filesystem=_ReadOnly()).scanned == 1
+    finally:
+        fs.rm("/read_only", recursive=True)
+
+
+def test_a_disk_that_is_mounted_to_read_only_names_the_cache(folder, monkeypatch):
+    def write(store, path, data):
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(LocalStore, "write", write)
+    with pytest.raises(StoreRefused, match=rf"Read-only file system.*run `penstock index {folder}` on every host"):
+        index_pages(folder, beside=True)
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="every folder may be written to")
+def test_a_local_folder_that_may_not_be_written_to_names_the_cache(folder):
+    folder.chmod(0o500)
+    try:
+        with pytest.raises(StoreRefused, match=rf"run `penstock index {folder}` on every host"):
+            index_pages(folder, beside=True)
+    finally:
+        folder.chmod(0o700)
 
 
 def test_damaged_page_headers_name_the_file(folder):

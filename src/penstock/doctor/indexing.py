@@ -8,6 +8,7 @@ are listed already and have not changed are not read again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import posixpath
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from penstock.dataset.page_sidecar import (
     SIDECAR_SCHEMA,
     StoredPages,
     files_of,
+    index_command,
     key_of,
     read_sidecar,
     sidecar_place,
@@ -33,7 +35,7 @@ from penstock.dataset.pages import open_pages
 from penstock.dataset.parquet import as_parquet
 from penstock.dataset.read import FileTouched
 from penstock.display import count_text, size_text
-from penstock.errors import MetadataError
+from penstock.errors import MetadataError, StoreRefused
 from penstock.progress import progress
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ def index_pages(
         DatasetNotFound: Nothing is there, or it is still being written.
         BadFile: A file or a page header is damaged.
         UnsupportedFormat: The URL belongs to a custom source.
-        StoreUnavailable, StoreRefused: The store does not answer, or denies access.
+        StoreUnavailable, StoreRefused: The store does not answer, or denies access; with `beside`, to write there.
     """
     opened = open_dataset(source, storage_options=storage_options, filesystem=filesystem)
     files = as_parquet(opened.source)
@@ -148,7 +150,16 @@ def _index_root(source: ParquetSource, root: Root, unindexed: Mapping[int, Unind
     table = pa.concat_tables([SIDECAR_SCHEMA.empty_table(), *kept, *(one.table for one in found)])
     if missing or table.num_rows != before.num_rows:
         table = table.sort_by([(name, "ascending") for name in ("file", "row_group", "leaf")])
-        num_bytes = write_sidecar(place, path, table)
+        try:
+            num_bytes = write_sidecar(place, path, table)
+        except OSError as exc:
+            if not beside or not (isinstance(exc, PermissionError) or exc.errno == errno.EROFS):
+                raise
+            raise StoreRefused(
+                f"the index of pages cannot be stored at {url} ({exc}): run {index_command(root, beside=False)} on "
+                "every host, which stores it in a cache, and load with parts=True; or ask who may write there",
+                url=url,
+            ) from exc
     else:
         num_bytes = place.store.stat(path).size or 0
     whole = {name: why for one in found for name, why in one.whole.items()}

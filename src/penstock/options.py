@@ -88,10 +88,10 @@ class LoaderOptions:
             less on a host or cgroup with little memory.
         shuffle_bytes: Bytes of the shuffle buffer of the whole job; each rank holds its share.
         lanes: Lanes of the shuffled order; default: chosen to fit the shuffle buffer.
-        parts: Whether shuffle=True divides large row groups into parts of about 2 MiB, which mix better in the same
-            memory. None: where files have an offset index (Spark's do), or `penstock index --beside` has made one.
-            True: also find the pages of other files, on local disks by reading their headers, elsewhere by an index
-            that `penstock index` has stored. False: whole row groups.
+        parts: Whether shuffle=True divides large row groups into parts of about 2 MiB, or more where pages are larger,
+            which mix better in the same memory. None: where files have an offset index (Spark's do), or `penstock
+            index --beside` has made one. True: also find the pages of other files, on local disks by reading their
+            headers, elsewhere by an index that `penstock index` has stored. False: whole row groups.
         on_error: "raise", or "skip": leave out damaged rows and list them in `Loader.skipped`.
         skip_limit: With on_error="skip": skipping more rows than this is an error.
         pad: Fill value for columns of variable shape, or a dict column -> value; without it they come as lists. Also

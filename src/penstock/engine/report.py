@@ -278,7 +278,7 @@ _ADVICE = {
     ),
     "room": (
         "{idle} of the {workers} workers' time was idle while you waited: raise memory_bytes, so that more is read and "
-        "made ahead, or write smaller chunks"
+        "made ahead, or read smaller chunks (parts of row groups with shuffle=True, or smaller row groups)"
     ),
     "read": "reading and decompressing takes most, {rate} a thread: {more}, or read fewer columns",
     "read-slow": (
@@ -308,7 +308,7 @@ def _ms(seconds: float) -> str:
 _COUNTERS = {
     "rows": ("rows_total", "Rows delivered."),
     "batches": ("batches_total", "Batches delivered."),
-    "chunks_read": ("chunks_read_total", "Row groups read."),
+    "chunks_read": ("chunks_read_total", "Chunks read: row groups, or parts of them."),
     "bytes_read": ("read_bytes_total", "Bytes read, as they lie in memory."),
 }
 _STAGES = ("read", "gather", "finish", "hand_over")

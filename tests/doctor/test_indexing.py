@@ -293,6 +293,15 @@ def test_a_column_that_is_read_whole_is_told_once(folder, monkeypatch):
     assert "0.parquet" in text
 
 
+def test_a_loader_names_a_large_column_that_it_reads_whole(folder, monkeypatch):
+    index_pages(folder, beside=True)
+    monkeypatch.setattr(part_source, "_NARROW_BYTES", 1_000)
+    with pytest.warns(PenstockWarning) as found:
+        ids(penstock.open(folder, columns=["id", "tags", "image"]).loader(**OPTIONS))
+    texts = [str(one.message) for one in found]
+    assert ["column 'tags' is read whole for all parts of a row group" in text for text in texts] == [True]
+
+
 def test_a_dataset_with_offset_indexes_needs_no_other(tmp_path, capsys):
     write_file(tmp_path / "a.parquet", write_page_index=True)
     assert main(["index", "--beside", str(tmp_path)]) == 0

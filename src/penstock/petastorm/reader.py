@@ -67,7 +67,8 @@ def make_reader(
         pyarrow_serialize: Without effect.
         results_queue_size: Most results that wait for the consumer; memory is limited in any case.
         seed: Selects the order; None draws a seed, the same on all shards.
-        shuffle_rows: Shuffle rows across row groups, within a buffer in memory.
+        shuffle_rows: Shuffle rows across row groups, within a buffer in memory; large row groups are read in parts, as
+            by `Dataset.loader` with `parts=None`.
         shuffle_row_groups: Row groups in another order in each epoch, rows as stored.
         shuffle_row_drop_partitions: Cut each row group into this many parts, which are shuffled independently.
         predicate: Rows to keep; see `penstock.predicates`.

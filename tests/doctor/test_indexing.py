@@ -460,6 +460,11 @@ class TestStores:
         ):
             order_of(url, parts=True)
 
+    def test_advice_for_whole_row_groups_names_the_command_only(self, url):
+        [text, *_] = penstock.open(url).plan(batch_size=8, shuffle=True, shuffle_bytes=1 << 16).warnings
+        assert "run `penstock index --beside URL` once to read row groups in parts, or start the run" in text
+        assert "parts=True" not in text
+
     @pytest.mark.parametrize("beside", [True, False])
     def test_parts_use_an_index_beside_them_or_in_the_cache(self, url, beside):
         wanted = sorted(i for number in range(2) for i in rows(number)["id"].to_pylist())
@@ -518,3 +523,11 @@ class TestAdvice:
             PenstockWarning, match=r"4 of the 4 row groups .* cannot be read in parts .*Column 'x': it holds lists"
         ):
             assert not order_of(tmp_path).parts
+
+    def test_advice_that_row_groups_should_be_smaller_comes_with_the_reason(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(divide, "FEW_GROUPS", 100)
+        table = pa.table({"x": [*np.random.default_rng(0).random((1_600, 2_000))]})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=400, use_dictionary=False)
+        with pytest.warns(PenstockWarning, match=r"cannot be read in parts .*Column 'x': it holds lists"):
+            plan = penstock.open(tmp_path).plan(batch_size=8, shuffle=True, shuffle_bytes=1 << 20)
+        assert "write smaller row groups" in plan.warnings[0]

@@ -291,25 +291,27 @@ def choose_order(inputs: Inputs, options: LoaderOptions) -> tuple[Order, Inputs]
 
 
 def advise_smaller(inputs: Inputs, order: Order, options: LoaderOptions) -> str:
-    """Return what makes the chunks of a run smaller, as an advice; "" if they are parts, as small as they get."""
+    """Return what makes the chunks of a run smaller, as an advice; "" if they are parts, as small as they get.
+
+    If chunks cannot be divided, the source may warn why.
+    """
     noun, source = inputs.source.facts.part_noun, inputs.source if inputs.whole is None else inputs.whole
-    divided = None
-    if order.kind == "lanes" and isinstance(inputs.items, RowGrouping) and isinstance(source, Splittable):
-        with warnings.catch_warnings():  # what they warn of is said here
-            warnings.simplefilter("ignore", PenstockWarning)
-            if not order.parts and source.split(scan=None) is not None:
-                if options.parts is False:
-                    return f"leave parts=False out, for which {noun}s are read whole"
-                return f"start a new run, which reads {noun}s in parts (the state of this one has whole {noun}s)"
-            try:
-                divided, cure = (
-                    source.split(scan=True),
-                    "run `penstock index --beside URL` once, or load with parts=True,",
-                )
-            except PlanError:  # not on this store, unless there is an index of pages
-                return f"run `penstock index --beside URL` once to read {noun}s in parts"
+    if order.is_line or not isinstance(inputs.items, RowGrouping) or not isinstance(source, Splittable):
+        return f"write smaller {noun}s"
+    with warnings.catch_warnings():  # of what is said here
+        warnings.simplefilter("ignore", PenstockWarning)
+        default = None if order.parts else source.split(scan=None)
+    if default is not None and options.parts is False:
+        return f"leave parts=False out, for which {noun}s are read whole"
+    if default is not None:
+        return f"start a new run, which reads {noun}s in parts (the state of this one has whole {noun}s)"
+    index = "run `penstock index --beside URL` once"
+    try:
+        divided = source.split(scan=True)
+    except PlanError:  # not on this store, unless there is an index of pages
+        return f"{index} to read {noun}s in parts"
     if divided is not None and len(divided.chunk) > len(inputs.counts):
-        return f"{cure} to read {noun}s in parts"
+        return f"{index}, or load with parts=True, to read {noun}s in parts"
     return "" if order.parts else f"write smaller {noun}s"
 
 
@@ -388,7 +390,9 @@ class Setup:
         if resumed and not order.is_line:
             cure = "or use more ranks, or a smaller batch_size; lanes, block and parts are those of the state"
         else:
-            smaller = advise_smaller(inputs, order, self.options)
+            with warnings.catch_warnings():  # the error has to come, also where warnings are errors
+                warnings.simplefilter("ignore", PenstockWarning)
+                smaller = advise_smaller(inputs, order, self.options)
             cure = f"or lower {'' if order.is_line else 'shuffle_bytes or '}batch_size{smaller and f', or {smaller}'}"
             if "parts=True" in smaller:
                 cure += " (a loader that is to resume such a run needs parts=True as well)"

@@ -54,6 +54,24 @@ def test_beyond_the_limit_is_an_error_that_names_the_row_group(opened, columns):
         opened.read(1, columns, limit_bytes=size // 2)
 
 
+def test_delta_encoded_text_of_which_pyarrow_makes_no_dictionaries(tmp_path):
+    columns = {name: COLUMNS[name] for name in ("unique", "bytes", "number", "list")}
+    paths = ("unique", "bytes", "list.list.element", "list.list.item")  # an item before pyarrow 15
+    known = {leaf.path for leaf in pq.ParquetFile(_written(tmp_path, columns)).schema}
+    encodings = {path: "DELTA_BYTE_ARRAY" for path in paths if path in known}
+    _written(tmp_path, columns, use_dictionary=False, column_encoding=encodings)
+    source = forget_sizes(open_parquet(tmp_path))
+    plain, names = source.read(1, list(columns)), list(columns)
+    assert source.read(1, names, limit_bytes=700_000).equals(plain)
+    with pytest.raises(BudgetError, match=r"x\.parquet, row group 1: .*memory_bytes leaves .* for one row group"):
+        source.read(1, names, limit_bytes=plain.nbytes // 3)
+
+
+def _written(folder, columns, **options):
+    pq.write_table(pa.table(columns), folder / "x.parquet", row_group_size=1500, **options)
+    return folder / "x.parquet"
+
+
 @pytest.mark.skipif(not hasattr(pa, "json_"), reason="an extension type of newer versions of pyarrow")
 def test_extension_types_which_pyarrow_does_not_read_as_dictionaries(tmp_path):
     cells = pa.array([f'"{"z" * 300}{i % 5}"' for i in range(3000)], pa.json_())

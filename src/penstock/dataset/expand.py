@@ -3,7 +3,7 @@
 `read` calls this with a row group and a limit. Dictionary pages may expand to thousands of times their bytes: a file of
 58 KB was seen to hold 2.9 GiB of text. Where the footer states the expanded size, it is compared before anything is
 read. Otherwise a column of text or binary is read as a dictionary, measured, and expanded only if it fits; a nested
-column, or one of an extension type, is read and measured in slices. `BudgetError` is raised before
+column, one of an extension type or delta-encoded text is read and measured in slices. `BudgetError` is raised before
 the memory is used.
 """
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _SLICE_ROWS = 1024
 _MOST_OF_AN_ARRAY = 1 << 30
 """Bytes of text in one array at most; 32-bit offsets reach to twice as many."""
+
+
+_NO_DICTIONARIES = "Not yet implemented"
+"""What pyarrow says of delta-encoded text, of which it makes no dictionaries: it is read and measured in slices."""
 
 
 class MemoryLimit(NamedTuple):
@@ -153,10 +157,21 @@ def in_slices(reader: Any, group: StoredRowGroup, name: str, measure: Measure) -
 
 def read_unknown(group: StoredRowGroup, names: Sequence[str], unknown: Unknown) -> pa.Table:
     """Read columns some of which may be too large for memory."""
+    try:
+        return _read_unknown(group, names, unknown, [*unknown.flat, *leaf_paths(group, unknown.sliced)])
+    except OSError as exc:
+        if _NO_DICTIONARIES not in str(exc):
+            raise
+        unknown = unknown_sizes(group, names) or unknown  # with nothing measured yet
+        return _read_unknown(group, names, Unknown([], unknown.flat + unknown.sliced, unknown.measure), [])
+
+
+def _read_unknown(
+    group: StoredRowGroup, names: Sequence[str], unknown: Unknown, dictionaries: Sequence[str]
+) -> pa.Table:
     at_once = [name for name in names if name not in unknown.sliced]
-    dictionaries = [*unknown.flat, *leaf_paths(group, unknown.sliced)]
     with group.opened(names) as stream:
-        reader = group.reader(stream, read_dictionary=dictionaries)
+        reader = group.reader(stream, read_dictionary=list(dictionaries))
         tables = [reader.read_row_group(group.number, columns=at_once, use_threads=False)] if at_once else []
         tables += [in_slices(reader, group, name, unknown.measure) for name in unknown.sliced]
     columns: dict[str, pa.ChunkedArray] = {}

@@ -17,7 +17,7 @@ source of the libraries, for one process that reads the same rows:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -179,18 +179,23 @@ def draw(cases: Cases, true: Mixing, path: Path) -> None:
         axes[0].plot(sizes, [one.groups for one in row], **style)
         axes[1].plot(sizes, [one.labels for one in row], **style)
     for axis, value in zip(axes, true[:2], strict=True):
-        axis.axhline(value, color="black", linestyle="--", linewidth=1, label="true permutation")
-        axis.set_xscale("log")
-        axis.set_xticks(sizes, [str(size) for size in sizes])
-        axis.minorticks_off()
-        axis.set_xlabel("memory, MiB, of a dataset of 26 GB")
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
+        finish(axis, value, "memory, MiB, of a dataset of 26 GB", {size: str(size) for size in sizes})
     axes[0].set_title("row groups in a batch of 256 (more is better)")
     axes[1].set_title("labels of 100 in a batch of 256 (more is better)")
     axes[0].legend(frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def finish(axis: Any, true: float, label: str, ticks: dict[int, str], rotation: int = 0) -> None:
+    """Draw the figure of a true permutation, and everything around the lines."""
+    axis.axhline(true, color="black", linestyle="--", linewidth=1, label="true permutation")
+    axis.set_xscale("log")
+    axis.set_xticks([*ticks], [*ticks.values()], rotation=rotation)
+    axis.minorticks_off()
+    axis.set_xlabel(label)
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
 
 
 if __name__ == "__main__":

@@ -150,13 +150,8 @@ def draw(cases: list[Quality], path: Path) -> None:
         axes[0].plot([c.buffer_rows for c in own], [c.groups for c in own], **style)
         axes[1].plot([c.buffer_rows for c in own], [c.unevenness for c in own], **style)
     for axis, value in zip(axes, (true.groups, true.unevenness), strict=True):
-        axis.axhline(value, color="black", linestyle="--", linewidth=1, label="true permutation")
-        axis.set_xscale("log")
-        axis.set_xticks(BUFFERS, [f"{rows // 1000}k" for rows in BUFFERS], rotation=45)
-        axis.minorticks_off()
-        axis.set_xlabel("shuffle buffer, rows of 1,000,000")
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
+        ticks = {rows: f"{rows // 1000}k" for rows in BUFFERS}
+        large_row_groups.finish(axis, value, "shuffle buffer, rows of 1,000,000", ticks, rotation=45)
     axes[0].set_title("row groups in a batch of 256 (more is better)")
     axes[1].set_title("label unevenness of a batch (less is better)")
     axes[0].legend(frameon=False, fontsize=9)

@@ -123,7 +123,7 @@ class ParquetParts(ParquetSource):
         self._kept = _RecentlyUsed(_KEPT_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._whole, self._borders, self._stored)
+        return ParquetParts, (self._whole, self._borders, self._stored)
 
     def split(self, *, scan: bool | None) -> None:
         """Return None: parts are not divided again."""
@@ -397,7 +397,3 @@ def _by_memory(group: StoredRowGroup, names: Sequence[str]) -> list[list[str]]:
         found[-1].append(name)
         room -= size
     return found
-
-
-def _unpickled(whole: ParquetSource, borders: Sequence[NDArray[np.int64]], stored: StoredPages | None) -> ParquetParts:
-    return ParquetParts(whole, borders, stored)

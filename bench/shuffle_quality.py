@@ -190,7 +190,7 @@ figures were the same within 7%.
   would take 4.7 GB.
 
 A plan has the figure for your dataset: `print(ds.plan(batch_size=256, shuffle=True))`. Files without an offset index,
-which pyarrow writes by default, need `penstock index` or `parts=True`; see
+which pyarrow writes by default, need `penstock index --beside URL` once, or `parts=True`; see
 [which row groups have parts](how_it_works.md#parts-of-row-groups).
 
 ## Small row groups
@@ -221,7 +221,8 @@ How to read the columns:
 The order does not depend on ranks, workers or the memory of the run, so the figures hold for every world. With *W*
 ranks and *L* lanes, a batch of one rank draws from the rank's L/W lanes; the *W* batches of a step together draw from
 as many row groups as one batch of *W* times 256 rows. `print(ds.plan(...))` shows the figure for your dataset and
-world, and warns if it is below 8.
+world, and warns if it is below 8 row groups and clearly below that of a true permutation, which it shows beside it.
+Where row groups are read in parts, it still counts row groups, not parts.
 
 If `lanes` is at most a quarter of the number of row groups, every full batch draws from at least min(lanes, 256) row
 groups (`tests/plan/test_quality.py`), because lanes are different parts of the permuted rows. There is one exception,
